@@ -1,0 +1,45 @@
+"""What enters attention other than by rotation, described: enough to name it and to say how far it goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from theodolite.plan.errors import require_one_of, require_whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """Positions added to the token embeddings, once, before the first layer.
+
+    Args:
+        kind: "learned" (a table with an end) or "sinusoidal" (computed, no end of its own).
+        rows: rows of a learned table that a token can use; None where there is no end.
+        offset: the row of position 0 (2 in OPT, padding_idx + 1 in RoBERTa).
+    """
+
+    kind: str
+    rows: int | None = None
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        require_one_of("kind", self.kind, ("learned", "sinusoidal"))
+        require_whole(rows=self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bias:
+    """Positions added to the attention scores.
+
+    Args:
+        kind: "alibi", "t5", "transformer-xl" or "deberta".
+        buckets: how many learned values there are (T5, DeBERTa); None where nothing is learned.
+        max_distance: distance (tokens) past which all distances share one value.
+    """
+
+    kind: str
+    buckets: int | None = None
+    max_distance: int | None = None
+
+    def __post_init__(self) -> None:
+        require_one_of("kind", self.kind, ("alibi", "t5", "transformer-xl", "deberta"))
+        require_whole(buckets=self.buckets, max_distance=self.max_distance)

@@ -1,0 +1,159 @@
+"""A model's positions: one policy per layer, in the five places where a position can enter attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from theodolite.plan.bias import Bias, Embedding
+from theodolite.plan.errors import PlanError, require_positive, require_whole
+from theodolite.plan.rotary import Rotary
+from theodolite.plan.scaling import Linear, LongRoPE, Scaling, YaRN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Temperature:
+    """A multiplier of the query that grows with its position: `1 + beta * ln(1 + floor((m + shift) / length))`.
+
+    Llama 4 has `shift=1` on its layers without rotation; Ministral 3 has `shift=0` on all layers.
+    """
+
+    beta: float
+    length: int
+    shift: int = 0
+
+    def __post_init__(self) -> None:
+        require_whole(length=self.length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mask:
+    """Which keys a query sees.
+
+    Args:
+        causal: only those at or before it.
+        sliding_window: only the last so many, itself included (tokens).
+        chunk: only those in its own block of so many (tokens).
+        sinks: each head has a learned logit in the softmax's denominator.
+    """
+
+    causal: bool = True
+    sliding_window: int | None = None
+    chunk: int | None = None
+    sinks: bool = False
+
+    def __post_init__(self) -> None:
+        require_whole(sliding_window=self.sliding_window, chunk=self.chunk)
+
+    @property
+    def reach(self) -> int | None:
+        """The furthest distance (tokens) between a query and a key that it sees; None for no limit."""
+        limits = [size - 1 for size in (self.sliding_window, self.chunk) if size is not None]
+        return min(limits) if limits else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPlan:
+    """The policy of one layer. `rotate=None` and `bias=None` together are NoPE.
+
+    Args:
+        score_scale: multiplies q.k before the softmax; None for `head_dim ** -0.5`.
+        temperature: multiplies the query by a number of its position.
+        layer_type: the model's own name for this kind of layer ("sliding_attention"), where it has one.
+    """
+
+    rotate: Rotary | None = None
+    bias: Bias | None = None
+    score_scale: float | None = None
+    temperature: Temperature | None = None
+    mask: Mask = field(default_factory=Mask)
+    layer_type: str | None = None
+
+    def __post_init__(self) -> None:
+        require_positive(score_scale=self.score_scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPlan:
+    """All that a model says about positions.
+
+    Args:
+        model_type: the family's name as its config has it.
+        max_position_embeddings: the length (tokens) that the config states, scaling included.
+        layers: one policy a layer, first layer first. Layers without attention (Mamba, DeltaNet) have
+            `LayerPlan(layer_type=...)` with nothing in it.
+        embed: what is added to the embeddings, or None.
+    """
+
+    model_type: str
+    max_position_embeddings: int | None
+    layers: tuple[LayerPlan, ...]
+    embed: Embedding | None = None
+
+    def __post_init__(self) -> None:
+        require_whole(max_position_embeddings=self.max_position_embeddings)
+        object.__setattr__(self, "layers", tuple(self.layers))
+
+    @property
+    def rotaries(self) -> tuple[Rotary, ...]:
+        """The distinct rotary encodings, in order of first use."""
+        return tuple(dict.fromkeys(layer.rotate for layer in self.layers if layer.rotate is not None))
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether any layer's frequencies change with the length of the sequence."""
+        return any(rotary.depends_on_length for rotary in self.rotaries)
+
+    def at_length(self, length: int) -> ModelPlan:
+        """This plan with all frequencies settled for sequences of `length` tokens."""
+        return self._map_rotaries(lambda layer, rotary: rotary.at_length(length))
+
+    def with_scaling(self, scaling: Scaling) -> ModelPlan:
+        """This plan with `scaling` on every rotary layer that can see past the stated length.
+
+        Layers whose window keeps all distances inside it are left as they are: they meet no new distance.
+        A native scaling is never dropped: YaRN over YaRN and LongRoPE over LongRoPE replace the settings,
+        linear over linear multiplies the factors, and every other pair raises PlanError.
+        """
+        if not self.rotaries:
+            raise PlanError("layers", self.model_type, "a scaling needs rotary layers, and this model has none")
+        if not any(self._sees_past(layer) for layer in self.layers):
+            raise PlanError(
+                "sliding_window",
+                self.model_type,
+                "no rotary layer sees past its window, so no scaling changes anything",
+            )
+        return self._map_rotaries(
+            lambda layer, rotary: (
+                replace(rotary, scaling=_stack(rotary.scaling, scaling)) if self._sees_past(layer) else rotary
+            )
+        )
+
+    def _sees_past(self, layer: LayerPlan) -> bool:
+        if layer.rotate is None:
+            return False
+        reach, length = layer.mask.reach, self.max_position_embeddings
+        return reach is None or (length is not None and reach >= length)
+
+    def _map_rotaries(self, change) -> ModelPlan:  # type: ignore[no-untyped-def]
+        layers: Iterable[LayerPlan] = (
+            layer if layer.rotate is None else replace(layer, rotate=change(layer, layer.rotate))
+            for layer in self.layers
+        )
+        return replace(self, layers=tuple(layers))
+
+
+def _stack(native: Scaling, wanted: Scaling) -> Scaling:
+    if type(native) is Scaling or type(wanted) is Scaling or native == wanted:
+        return wanted if type(native) is Scaling or native == wanted else native
+    if isinstance(native, Linear) and isinstance(wanted, Linear):
+        return Linear(factor=native.factor * wanted.factor)
+    if (isinstance(native, YaRN) and isinstance(wanted, YaRN)) or (
+        isinstance(native, LongRoPE) and isinstance(wanted, LongRoPE)
+    ):
+        return wanted
+    raise PlanError(
+        "scaling",
+        wanted.rope_type,
+        f"the model already carries {native.rope_type!r}, which must not be lost, and the two do not stack",
+    )
