@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +12,8 @@ from theodolite.kernels.eager import rotate_into, rotate_traced
 
 Q = TypeVar("Q", Tensor, None)
 K = TypeVar("K", Tensor, None)
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def rotate(
@@ -35,25 +38,28 @@ def rotate(
     Args:
         interleaved: pairs are channels (2i, 2i+1); otherwise (i, i + R/2).
         rotary_dim: channels that turn, the last ones if `trailing`; all by default. The others pass bit for bit.
-        conjugate: turn the other way (the inverse, if the tables carry no attention factor).
+        conjugate: turn the other way: with tables of amplitude 1, the inverse.
         inplace: write into q and k themselves and return them.
 
     Returns:
         q and k in their own dtypes, computed in float32 (float64 for float64 input) and rounded once.
+        Gradients flow to q and k, to any order; none is given for the tables.
 
     Raises:
-        ValueError: a shape or dtype does not fit; the message names the argument.
+        ValueError: a shape or dtype does not fit, or a table asks for a gradient; the message names the argument.
+        RuntimeError: `inplace` on a leaf that requires a gradient, or on a tensor that overlaps itself.
     """
-    sin = -sin if conjugate else sin
-    options = (cos, sin, interleaved, rotary_dim, trailing, heads_first, inplace)
-    return (
-        None if q is None else _turn("q", q, *options),
-        None if k is None else _turn("k", k, *options),
-    )
+    # Both are checked before either is written.
+    for name, x in (("q", q), ("k", k)):
+        if x is not None:
+            _check(name, x, cos, sin, rotary_dim, heads_first, inplace)
+    if inplace and q is not None and q is k:
+        raise ValueError("k: it is q itself, which in place would be turned twice; give one of the two as None")
+    options = (cos, sin, interleaved, rotary_dim, trailing, heads_first, conjugate, inplace)
+    return None if q is None else _turn(q, *options), None if k is None else _turn(k, *options)
 
 
 def _turn(
-    name: str,
     x: Tensor,
     cos: Tensor,
     sin: Tensor,
@@ -61,36 +67,70 @@ def _turn(
     rotary_dim: int | None,
     trailing: bool,
     heads_first: bool,
+    conjugate: bool,
     inplace: bool,
 ) -> Tensor:
     rotary_dim = x.shape[-1] if rotary_dim is None else rotary_dim
-    _check(name, x, cos, sin, rotary_dim, heads_first)
     # Tables follow the arithmetic, never the input: float32 for half precision.
     table_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    cos, sin = (_broadcast(table, heads_first).to(x.device, table_dtype) for table in (cos, sin))
+    cos, sin = (table.unsqueeze(-3 if heads_first else -2).to(x.device, table_dtype) for table in (cos, sin))
     channels = slice(x.shape[-1] - rotary_dim, None) if trailing else slice(0, rotary_dim)
-    if torch.compiler.is_compiling() and not inplace:
-        if rotary_dim == x.shape[-1]:
-            return rotate_traced(x, cos, sin, interleaved=interleaved)
-        turned = rotate_traced(x[..., channels], cos, sin, interleaved=interleaved)
-        kept = x[..., : x.shape[-1] - rotary_dim] if trailing else x[..., rotary_dim:]
-        return torch.cat((kept, turned) if trailing else (turned, kept), dim=-1)
-    return _Rotation.apply(x, cos, sin, interleaved, channels, inplace)  # type: ignore[no-any-return, no-untyped-call]
+    if torch.compiler.is_compiling():
+        return _turn_traced(x, cos, sin, interleaved, channels, conjugate, inplace)
+    token_dim = -2 if heads_first else -3
+    # The autograd node costs as much as a small rotation, so decoding goes without.
+    run = _rotation if x.requires_grad and torch.is_grad_enabled() else _turn_eager
+    return run(x, cos, sin, interleaved, channels, conjugate, inplace, token_dim)
 
 
-def _broadcast(table: Tensor, heads_first: bool) -> Tensor:
-    if heads_first:
-        return table.unsqueeze(-3)
-    return table.unsqueeze(-2)
+def _turn_eager(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    channels: slice,
+    conjugate: bool,
+    inplace: bool,
+    token_dim: int,
+) -> Tensor:
+    out = x if inplace else torch.empty_like(x)
+    turned, turning = out, x
+    if cos.shape[-1] * 2 < x.shape[-1]:
+        turned, turning = out[..., channels], x[..., channels]
+        if not inplace:
+            kept = _others(channels)
+            out[..., kept].copy_(x[..., kept])
+    rotate_into(turned, turning, cos, sin, interleaved=interleaved, conjugate=conjugate, token_dim=token_dim)
+    return out
 
 
-def _check(name: str, x: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int, heads_first: bool) -> None:
+def _turn_traced(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, channels: slice, conjugate: bool, inplace: bool
+) -> Tensor:
+    turned = rotate_traced(x[..., channels], cos, sin, interleaved=interleaved, conjugate=conjugate)
+    if inplace:
+        x[..., channels].copy_(turned)
+        return x
+    if turned.shape[-1] == x.shape[-1]:
+        return turned
+    kept = x[..., _others(channels)]
+    return torch.cat((kept, turned) if channels.start else (turned, kept), dim=-1)
+
+
+def _others(channels: slice) -> slice:
+    return slice(0, channels.start) if channels.start else slice(channels.stop, None)
+
+
+def _check(
+    name: str, x: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int | None, heads_first: bool, inplace: bool
+) -> None:
     if x.dim() != 4:
         raise ValueError(
             f"{name}: got shape {tuple(x.shape)}; it must have four dimensions, (B, H, S, D) or (B, S, H, D)"
         )
-    if not x.is_floating_point():
-        raise ValueError(f"{name}: got {x.dtype}; it must be a floating-point tensor")
+    if x.dtype not in _DTYPES:
+        raise ValueError(f"{name}: got {x.dtype}; it must be float16, bfloat16, float32 or float64")
+    rotary_dim = x.shape[-1] if rotary_dim is None else rotary_dim
     if not 0 < rotary_dim <= x.shape[-1] or rotary_dim % 2:
         raise ValueError(
             f"rotary_dim: got {rotary_dim}; it must be even, above 0 and at most the {x.shape[-1]} channels of {name}"
@@ -108,6 +148,10 @@ def _check(name: str, x: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int, head
             raise ValueError(
                 f"{table_name}: got {table.dtype}; tables are float32 or float64, whatever the dtype of {name}"
             )
+        if table.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{table_name}: it requires a gradient, and the rotation gives none for tables; detach it")
+    if inplace and x.requires_grad and x.is_leaf and torch.is_grad_enabled():
+        raise RuntimeError(f"{name}: a leaf that requires a gradient cannot be turned in place; use inplace=False")
 
 
 class _Rotation(torch.autograd.Function):
@@ -115,22 +159,27 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, channels: slice, inplace: bool
+        ctx: Any,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        interleaved: bool,
+        channels: slice,
+        conjugate: bool,
+        inplace: bool,
+        token_dim: int,
     ) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        ctx.interleaved, ctx.channels = interleaved, channels
+        ctx.interleaved, ctx.channels, ctx.conjugate, ctx.token_dim = interleaved, channels, conjugate, token_dim
         if inplace:
             ctx.mark_dirty(x)
-            out = x
-        else:
-            out = torch.empty_like(x)
-            if x.shape[-1] != x[..., channels].shape[-1]:
-                kept = slice(0, channels.start) if channels.start else slice(channels.stop, None)
-                out[..., kept].copy_(x[..., kept])
-        rotate_into(out[..., channels], x[..., channels], cos, sin, interleaved=interleaved)
-        return out
+        return _turn_eager(x, cos, sin, interleaved, channels, conjugate, inplace, token_dim)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         cos, sin = ctx.saved_tensors
-        return _Rotation.apply(grad, cos, -sin, ctx.interleaved, ctx.channels, False), None, None, None, None, None
+        options = (ctx.interleaved, ctx.channels, not ctx.conjugate, False, ctx.token_dim)
+        return _rotation(grad, cos, sin, *options), *(None,) * 7
+
+
+_rotation: Callable[..., Tensor] = _Rotation.apply

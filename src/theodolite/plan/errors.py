@@ -21,6 +21,13 @@ class PlanError(ValueError):
         super().__init__(f"{field}{where}: got {given!r}; {allowed}")
 
 
+def require_given(**fields: Any) -> None:
+    """Raise PlanError for the first field that is None."""
+    for name, value in fields.items():
+        if value is None:
+            raise PlanError(name, value, "it must be given: there is no default")
+
+
 def require_positive(**fields: float | int | None) -> None:
     """Raise PlanError for the first field that is not a finite number above zero; None passes."""
     for name, value in fields.items():

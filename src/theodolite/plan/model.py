@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -113,7 +114,8 @@ class ModelPlan:
 
         Layers whose window keeps all distances inside it are left as they are: they meet no new distance.
         A native scaling is never dropped: YaRN over YaRN and LongRoPE over LongRoPE replace the settings,
-        linear over linear multiplies the factors, and every other pair raises PlanError.
+        linear over linear multiplies the factors, and every other pair raises PlanError. Where the native YaRN
+        splits its temperature between cos, sin and the scores (DeepSeek), the new one is split in the same way.
         """
         if not self.rotaries:
             raise PlanError("layers", self.model_type, "a scaling needs rotary layers, and this model has none")
@@ -123,10 +125,8 @@ class ModelPlan:
                 self.model_type,
                 "no rotary layer sees past its window, so no scaling changes anything",
             )
-        return self._map_rotaries(
-            lambda layer, rotary: (
-                replace(rotary, scaling=_stack(rotary.scaling, scaling)) if self._sees_past(layer) else rotary
-            )
+        return replace(
+            self, layers=tuple(_scaled(layer, scaling) if self._sees_past(layer) else layer for layer in self.layers)
         )
 
     def _sees_past(self, layer: LayerPlan) -> bool:
@@ -141,6 +141,23 @@ class ModelPlan:
             for layer in self.layers
         )
         return replace(self, layers=tuple(layers))
+
+
+def _scaled(layer: LayerPlan, wanted: Scaling) -> LayerPlan:
+    assert layer.rotate is not None
+    native, stacked, score_scale = layer.rotate.scaling, _stack(layer.rotate.scaling, wanted), layer.score_scale
+    if isinstance(native, YaRN) and isinstance(stacked, YaRN) and native.mscale_all_dim and score_scale is not None:
+        stacked = replace(
+            stacked,
+            mscale=native.mscale if stacked.mscale is None else stacked.mscale,
+            mscale_all_dim=native.mscale_all_dim if stacked.mscale_all_dim is None else stacked.mscale_all_dim,
+        )
+        assert stacked.mscale_all_dim is not None
+        was, now = native.magnitude(native.mscale_all_dim), stacked.magnitude(stacked.mscale_all_dim)
+        plain = layer.rotate.head_dim**-0.5
+        # As a config's reader computes it, to the last bit, so that the plan can be written.
+        score_scale = plain * now**2 if math.isclose(score_scale, plain * was**2) else score_scale * (now / was) ** 2
+    return replace(layer, rotate=replace(layer.rotate, scaling=stacked), score_scale=score_scale)
 
 
 def _stack(native: Scaling, wanted: Scaling) -> Scaling:

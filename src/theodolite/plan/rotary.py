@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from theodolite.plan.errors import PlanError, require_positive, require_whole
+from theodolite.plan.errors import PlanError, require_given, require_positive, require_whole
 from theodolite.plan.scaling import Float64, Scaling
 
 
@@ -37,6 +37,7 @@ class Rotary:
     mrope_interleaved: bool = False
 
     def __post_init__(self) -> None:
+        require_given(head_dim=self.head_dim, rope_theta=self.rope_theta, rotary_dim=self.rotary_dim)
         require_whole(head_dim=self.head_dim)
         require_positive(rope_theta=self.rope_theta)
         if self.rope_theta <= 1:
@@ -48,6 +49,9 @@ class Rotary:
             raise PlanError("rotary_dim", self.rotary_dim, f"it must be even and at most head_dim ({self.head_dim})")
         if self.live_pairs is not None and not 0 <= self.live_pairs <= self.rotary_dim // 2:
             raise PlanError("live_pairs", self.live_pairs, f"between 0 and {self.rotary_dim // 2}")
+        if self.live_pairs == self.rotary_dim // 2:
+            # All of them: the same encoding, so the same value.
+            object.__setattr__(self, "live_pairs", None)
         if self.mrope_section is not None:
             object.__setattr__(self, "mrope_section", tuple(self.mrope_section))
             if sum(self.mrope_section) != self.rotary_dim // 2:
@@ -55,6 +59,13 @@ class Rotary:
                     "mrope_section",
                     list(self.mrope_section),
                     f"its sum must be the number of pairs ({self.rotary_dim // 2})",
+                )
+            counts = tuple(self.axis_of_pairs().count(axis) for axis in range(len(self.mrope_section)))
+            if counts != self.mrope_section:
+                raise PlanError(
+                    "mrope_section",
+                    list(self.mrope_section),
+                    f"alternating axes have no room for it: the pairs would be shared out as {list(counts)}",
                 )
         # A divisor list of the wrong length is found when the plan is made, not in the middle of a forward.
         self.inv_freq(length=1)
@@ -74,6 +85,20 @@ class Rotary:
         if self.live_pairs is not None:
             frequencies = np.where(np.arange(len(frequencies)) < self.live_pairs, frequencies, 0.0)
         return frequencies
+
+    def axis_of_pairs(self) -> tuple[int, ...]:
+        """Which axis of the positions each pair follows, rotary_dim/2 of them; all 0 without `mrope_section`.
+
+        In blocks, as Qwen2-VL has it; or (`mrope_interleaved`) axis a > 0 takes the pairs a, a + n, a + 2n, ...
+        of n axes until its section is full, and axis 0 takes what is left, as Qwen3-VL has it.
+        """
+        section = self.mrope_section
+        if section is None:
+            return (0,) * (self.rotary_dim // 2)
+        if not self.mrope_interleaved:
+            return tuple(axis for axis, pairs in enumerate(section) for _ in range(pairs))
+        axes = (pair % len(section) for pair in range(sum(section)))
+        return tuple(axis if pair < section[axis] * len(section) else 0 for pair, axis in enumerate(axes))
 
     def attention_factor(self) -> float:
         """The number that multiplies cos and sin (the scores get its square)."""

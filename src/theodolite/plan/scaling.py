@@ -15,15 +15,15 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from theodolite.plan.errors import PlanError, require_one_of, require_positive, require_whole
+from theodolite.plan.errors import PlanError, require_given, require_one_of, require_positive, require_whole
 
 Float64 = NDArray[np.float64]
 
 
 def plain_inv_freq(rope_theta: float, dim: int) -> Float64:
     """Unscaled inverse frequencies `theta^(-2i/dim)`, shape (dim/2,), radians per token (RoFormer, eq. 15)."""
-    exponents = np.arange(0, dim, 2, dtype=np.float64) / dim
-    return np.power(np.float64(rope_theta), -exponents)
+    # Python's power, not numpy's: the last bit of the latter depends on the processor, and 2**24 tokens enlarge it.
+    return np.asarray([float(rope_theta) ** (-channel / dim) for channel in range(0, dim, 2)], dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class DynamicNTK(Scaling):
 
     def __post_init__(self) -> None:
         _check_factor(self.factor)
-        require_whole(original_max_position_embeddings=self.original_max_position_embeddings)
+        _check_original_length(self.original_max_position_embeddings)
 
     @property
     def depends_on_length(self) -> bool:
@@ -154,7 +154,8 @@ class YaRN(Scaling):
 
     def __post_init__(self) -> None:
         _check_factor(self.factor)
-        require_whole(original_max_position_embeddings=self.original_max_position_embeddings)
+        _check_original_length(self.original_max_position_embeddings)
+        require_given(beta_fast=self.beta_fast, beta_slow=self.beta_slow)
         require_positive(
             beta_fast=self.beta_fast, beta_slow=self.beta_slow, attention_factor=self.attention_factor_given
         )
@@ -194,7 +195,8 @@ class YaRN(Scaling):
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         # The upper bound is D - 1, not D/2 - 1: so it is in the authors' code and in every engine.
-        low, high = max(low, 0), min(high, dim - 1)
+        # Both ends are kept in range, so that where all pairs turn fast, or none does, the ramp still rises.
+        low, high = (min(max(end, 0), dim - 1) for end in (low, high))
         return low, high + 0.001 if low == high else high
 
     def attention_factor(self) -> float:
@@ -227,11 +229,15 @@ class LongRoPE(Scaling):
     def __post_init__(self) -> None:
         object.__setattr__(self, "short_factor", tuple(self.short_factor))
         object.__setattr__(self, "long_factor", tuple(self.long_factor))
-        require_whole(original_max_position_embeddings=self.original_max_position_embeddings)
+        _check_original_length(self.original_max_position_embeddings)
         require_positive(factor=self.factor, attention_factor=self.attention_factor_given)
         for name in ("short_factor", "long_factor"):
             for value in getattr(self, name):
                 require_positive(**{name: value})
+        if self.original_max_position_embeddings < 2:
+            raise PlanError(
+                "original_max_position_embeddings", self.original_max_position_embeddings, "it must be at least 2"
+            )
         if len(self.short_factor) != len(self.long_factor):
             raise PlanError(
                 "long_factor", len(self.long_factor), f"it must be as long as short_factor ({len(self.short_factor)})"
@@ -275,8 +281,9 @@ class Llama3(Scaling):
 
     def __post_init__(self) -> None:
         _check_factor(self.factor)
+        require_given(low_freq_factor=self.low_freq_factor, high_freq_factor=self.high_freq_factor)
         require_positive(low_freq_factor=self.low_freq_factor, high_freq_factor=self.high_freq_factor)
-        require_whole(original_max_position_embeddings=self.original_max_position_embeddings)
+        _check_original_length(self.original_max_position_embeddings)
         if self.high_freq_factor <= self.low_freq_factor:
             raise PlanError(
                 "high_freq_factor", self.high_freq_factor, f"it must be above low_freq_factor ({self.low_freq_factor})"
@@ -290,6 +297,12 @@ class Llama3(Scaling):
 
 
 def _check_factor(factor: float) -> None:
+    require_given(factor=factor)
     require_positive(factor=factor)
     if factor < 1.0:
         raise PlanError("factor", factor, "it must be at least 1: a factor divides positions")
+
+
+def _check_original_length(original_max_position_embeddings: int) -> None:
+    require_given(original_max_position_embeddings=original_max_position_embeddings)
+    require_whole(original_max_position_embeddings=original_max_position_embeddings)

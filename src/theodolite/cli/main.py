@@ -1,0 +1,33 @@
+"""`theodolite VERB ...`: finds the verb, and turns errors that a user can act on into one line and exit status 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import theodolite
+from theodolite.cli import survey
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0 done, 2 bad input, 130 interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="theodolite",
+        description="Position encodings for Transformers: how far do a model's positions hold, and what carries them further?",
+    )
+    parser.add_argument("--version", action="version", version=f"theodolite {theodolite.__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    survey.add_parser(verbs)
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+        return INTERRUPTED
+    except options.errors() as error:
+        print(f"theodolite {options.verb}: {error}", file=sys.stderr)
+        return BAD_INPUT

@@ -1,0 +1,110 @@
+"""`theodolite survey`: how far a model's positions hold, and which scaling carries them further."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+_EXAMPLES = """examples:
+  theodolite survey                                      the model and the book that come with the package
+  theodolite survey ./my-model --text contracts/*.txt --to 16384
+  theodolite survey Qwen/Qwen3-0.6B --scaling none,yarn:2,yarn:4,ntk:3 --passes 3 --out survey-qwen
+
+A run that was interrupted or killed goes on where it was when the same command is given again.
+"""
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb and its options."""
+    parser = verbs.add_parser(
+        "survey",
+        help="measure how far a model's positions hold, under each RoPE scaling, on your text",
+        description="Measure where a model breaks as shipped, how each RoPE scaling does instead, whether far context is "
+        "used, what each costs on short text, and which one to take, with the settings to paste.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default="SmolLM2-135M-Instruct",
+        help="a folder with config.json and safetensors, a .gguf file, or a name on the hub (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--text",
+        nargs="+",
+        default=["moby-dick"],
+        metavar="FILE",
+        help="UTF-8 text files, or moby-dick, chinese-classics (default: moby-dick)",
+    )
+    parser.add_argument("--join", action="store_true", help="make one document of all text files")
+    parser.add_argument("--to", type=_tokens, metavar="N", help="how far to go, in tokens (default: 1.5 x trained length)")
+    parser.add_argument(
+        "--scaling",
+        default="none,linear,ntk,dynamic,yarn",
+        metavar="LIST",
+        help="scalings, with a factor and settings if wanted: yarn:2, yarn:4:beta_fast=64 (default: %(default)s; "
+        "without a factor: N / trained length, rounded up, at least 2)",
+    )
+    parser.add_argument(
+        "--passes",
+        type=int,
+        default=2,
+        metavar="K",
+        help="how many scalings to read in full besides the model as shipped, best by reach first (default: %(default)s)",
+    )
+    parser.add_argument("--passkey", action="store_true", help="also hide a number in the text and ask for it (slow)")
+    parser.add_argument("--no-far", action="store_true", help="leave out the far reach, to 4 x the trained length")
+    parser.add_argument("--dtype", default="auto", help="bfloat16, float32, float16 (default: what the device is fast at)")
+    parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of results (default: survey-MODEL)")
+    parser.set_defaults(run=run, errors=_errors)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Survey, draw, print."""
+    from theodolite.cli.progress import Progress
+    from theodolite.models.load import load
+    from theodolite.models.source import resolve, weights_bytes
+    from theodolite.report import page, pictures, terminal
+    from theodolite.survey import Settings, survey
+    from theodolite.survey.memory import require_memory, survey_bytes
+    from theodolite.survey.settings import checked_length
+
+    source = resolve(options.model)
+    settings = Settings(
+        out=options.out or Path(f"survey-{source.name}"),
+        texts=tuple(options.text),
+        to=options.to,
+        scalings=options.scaling,
+        passes=options.passes,
+        far=not options.no_far,
+        passkey=options.passkey,
+        join=options.join,
+    )
+    with Progress() as progress:
+        loaded = load(options.model, dtype=options.dtype, device=options.device, progress=progress.working)
+        to = checked_length(settings, loaded.plan)
+        needed = survey_bytes(loaded.model, loaded.plan, length=to)
+        require_memory(needed, f"Reading {to:,} tokens", loaded.model.device)
+        progress.finished(f"{loaded.name}: surveying to {to:,} tokens, results in {settings.out}")
+        summary = survey(loaded, settings, progress)
+    drawn = pictures.draw(summary, settings.out)
+    report = page.write(summary, settings.out)
+    terminal.render(summary, progress.console)
+    progress.console.print(f"\nreport: {report}\nnumbers: {settings.out / 'summary.json'}\npictures: {len(drawn)} in {settings.out}")
+    return 0
+
+
+def _errors() -> tuple[type[BaseException], ...]:
+    """What goes wrong by what the user gave, and is told in one line."""
+    from theodolite.models.errors import LoadError
+
+    return (LoadError, ValueError, BlockingIOError, MemoryError, ImportError)
+
+
+def _tokens(text: str) -> int:
+    """A number of tokens: 16384, 16k (times 1,024)."""
+    scale = 1024 if text[-1:].lower() == "k" else 1
+    return int(text.rstrip("kK").replace(",", "").replace("_", "")) * scale

@@ -1,0 +1,202 @@
+"""Rotary tables that are exact: cos and sin at given positions, made anew for each call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from theodolite.plan import Rotary
+from theodolite.plan.scaling import Float64
+
+LARGEST_POSITION = 2**24
+
+_INTEGERS = (
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
+# Positions worked on at once: the float64 scratch stays at a few MiB.
+_BLOCK = 4096
+_COARSE = 512.0
+
+
+class Tables(NamedTuple):
+    """cos and sin of one rotary encoding at given positions: (S, R/2) or (B, S, R/2), float32."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rotary_tables(
+    rotary: Rotary,
+    positions: Tensor,
+    *,
+    lengths: Sequence[int] | None = None,
+    amplitude: bool = True,
+    device: torch.device | str | None = None,
+) -> Tables:
+    """cos and sin, times the attention factor, at the given positions.
+
+    Angles are computed in float64 on the CPU and rounded once: every entry is within 6e-8 of the true value
+    (times the attention factor, where that is above 1), at any position up to 2**24. Nothing is remembered
+    between calls; a row depends on its own position alone; autocast, the default dtype, the default device and
+    `inference_mode` have no say.
+
+    Args:
+        positions: (S,) or (B, S), or (axes, B, S) where the encoding has `mrope_section`. Integers, or
+            float32 or float64 where fractions are meant; half precision is refused, for it cannot count past 256.
+            On the meta device the tables have their shape and no content.
+        lengths: for frequencies that depend on the length, the tokens of each row's whole sequence, B of them.
+        amplitude: false leaves the attention factor out. The tables are then pure rotations: what moves keys that
+            are rotated already by a distance, or (`rotate(..., conjugate=True)`) turns them back.
+        device: where the tables are put; that of `positions` by default.
+
+    Raises:
+        ValueError: positions of another dtype or shape, beyond 2**24 either way, or asking for a gradient; an
+            encoding whose frequencies depend on the length without `lengths` (or `rotary.at_length(tokens)` before).
+    """
+    if lengths is not None:
+        return _each_by_its_length(rotary, positions, lengths, amplitude, device)
+    if rotary.depends_on_length:
+        raise ValueError(
+            f"rotary: {rotary.scaling.rope_type!r} has frequencies that depend on the length of the sequence; "
+            "give `lengths`, or settle them with rotary.at_length(tokens), once for each sequence"
+        )
+    return tables_of(rotary, rotary.inv_freq().tolist(), positions, amplitude=amplitude, device=device)
+
+
+def tables_of(
+    rotary: Rotary,
+    inv_freq: Sequence[float],
+    positions: Tensor,
+    *,
+    amplitude: bool,
+    device: torch.device | str | None,
+) -> Tables:
+    """`rotary_tables` with the frequencies at hand as plain numbers: what a compiled graph can carry."""
+    _check(rotary, positions)
+    axis = rotary.axis_of_pairs() if rotary.mrope_section else ()
+    factor = rotary.attention_factor() if amplitude else 1.0
+    device = positions.device if device is None else torch.device(device)
+    if positions.is_meta and device.type != "meta":
+        raise ValueError(f"positions: they are on the meta device and have no values to make tables of on {device}")
+    compute = _compute_opaque if torch.compiler.is_compiling() else _compute
+    cos, sin = compute(positions, inv_freq, axis, factor)
+    return Tables(cos.to(device), sin.to(device))
+
+
+def _each_by_its_length(
+    rotary: Rotary, positions: Tensor, lengths: Sequence[int], amplitude: bool, device: torch.device | str | None
+) -> Tables:
+    if positions.dim() < 2 or len(lengths) != positions.shape[-2]:
+        raise ValueError(
+            f"lengths: got {len(lengths)} for positions of shape {tuple(positions.shape)}; "
+            "one per row of (B, S) is needed"
+        )
+    rows = [
+        rotary_tables(
+            rotary.at_length(int(length)), positions[..., row : row + 1, :], amplitude=amplitude, device=device
+        )
+        for row, length in enumerate(lengths)
+    ]
+    return Tables(torch.cat([row.cos for row in rows]), torch.cat([row.sin for row in rows]))
+
+
+def _check(rotary: Rotary, positions: Tensor) -> None:
+    if positions.dtype not in (*_INTEGERS, torch.float32, torch.float64):
+        raise ValueError(f"positions: got {positions.dtype}; give integers, or float32 or float64 for fractions")
+    if positions.requires_grad:
+        raise ValueError("positions: they require a gradient, and the tables give none; detach them")
+    allowed = (3,) if rotary.mrope_section else (1, 2)
+    if positions.dim() not in allowed:
+        shapes = "(axes, B, S)" if rotary.mrope_section else "(S,) or (B, S)"
+        raise ValueError(f"positions: got shape {tuple(positions.shape)}; it must be {shapes}")
+    if rotary.mrope_section and positions.shape[0] != len(rotary.mrope_section):
+        raise ValueError(f"positions: got {positions.shape[0]} axes; mrope_section has {len(rotary.mrope_section)}")
+
+
+def _compute(
+    positions: Tensor, inv_freq: Sequence[float], axis: Sequence[int], amplitude: float
+) -> tuple[Tensor, Tensor]:
+    """cos and sin times `amplitude`, float32, on the CPU (on meta for meta positions)."""
+    shape = (*(positions.shape[1:] if axis else positions.shape), len(inv_freq))
+    if positions.is_meta:
+        return positions.new_empty(shape, dtype=torch.float32), positions.new_empty(shape, dtype=torch.float32)
+    host = positions.detach().cpu().numpy().astype(np.float64)
+    if host.size and not np.abs(host).max() <= LARGEST_POSITION:
+        worst = host.flat[np.argmax(np.abs(host))]
+        raise ValueError(f"positions: got {worst:.0f}; the tables are exact up to 2**24 = {LARGEST_POSITION}")
+    frequencies = np.asarray(inv_freq, dtype=np.float64)
+    cos, sin = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.float32)
+    flat_cos, flat_sin = cos.reshape(-1, len(inv_freq)), sin.reshape(-1, len(inv_freq))
+    if axis:
+        for number, coordinates in enumerate(host.reshape(len(host), -1)):
+            pairs = np.flatnonzero(np.asarray(axis) == number)
+            _fill(flat_cos, flat_sin, pairs, coordinates, frequencies[pairs], amplitude)
+    else:
+        _fill(flat_cos, flat_sin, slice(None), host.reshape(-1), frequencies, amplitude)
+    # Made outside inference mode, so that training can use them later.
+    with torch.inference_mode(False):
+        return torch.from_numpy(cos), torch.from_numpy(sin)
+
+
+def _fill(
+    cos: NDArray[np.float32],
+    sin: NDArray[np.float32],
+    pairs: NDArray[np.intp] | slice,
+    positions: Float64,
+    inv_freq: Float64,
+    amplitude: float,
+) -> None:
+    """Write the columns `pairs` of cos and sin, (N, R/2), at `positions` (N,).
+
+    A position is split into a multiple of 512 and the rest, and the two angles are added by the addition theorem
+    in float64: a long table needs few distinct sines. Every position goes the same way, whatever stands beside it.
+    """
+    scratch = np.empty((6, min(len(positions), _BLOCK), len(inv_freq)))
+    for start in range(0, len(positions), _BLOCK):
+        block = positions[start : start + _BLOCK]
+        cos1, sin1, cos2, sin2, left, right = scratch[:, : len(block)]
+        coarse = np.floor(block / _COARSE) * _COARSE
+        _turns(cos1, sin1, coarse, inv_freq, amplitude)
+        _turns(cos2, sin2, block - coarse, inv_freq, 1.0)
+        np.subtract(np.multiply(cos1, cos2, out=left), np.multiply(sin1, sin2, out=right), out=left)
+        cos[start : start + _BLOCK, pairs] = left
+        np.add(np.multiply(sin1, cos2, out=left), np.multiply(cos1, sin2, out=right), out=left)
+        sin[start : start + _BLOCK, pairs] = left
+
+
+def _turns(cos: Float64, sin: Float64, positions: Float64, inv_freq: Float64, amplitude: float) -> None:
+    """Write cos and sin in float64, (N, R/2) each, computed once for each distinct position."""
+    # For a few positions, sorting them costs more than it saves.
+    few = len(positions) <= 32
+    distinct, index = (positions, np.arange(len(positions))) if few else np.unique(positions, return_inverse=True)
+    angles = distinct[:, None] * inv_freq
+    # mode="clip" is what lets take() write without a copy; every index is in range.
+    (np.cos(angles) * amplitude).take(index, axis=0, out=cos, mode="clip")
+    (np.sin(angles) * amplitude).take(index, axis=0, out=sin, mode="clip")
+
+
+@torch.library.custom_op("theodolite::rotary_tables", mutates_args=())
+def _compute_opaque(
+    positions: Tensor, inv_freq: Sequence[float], axis: Sequence[int], amplitude: float
+) -> tuple[Tensor, Tensor]:
+    """`_compute` as one node of a compiled graph, so that the compiler cannot redo its float64 some other way."""
+    return _compute(positions, inv_freq, axis, amplitude)
+
+
+@_compute_opaque.register_fake
+def _(positions: Tensor, inv_freq: Sequence[float], axis: Sequence[int], amplitude: float) -> tuple[Tensor, Tensor]:
+    shape = (*(positions.shape[1:] if axis else positions.shape), len(inv_freq))
+    table = torch.empty(shape, dtype=torch.float32, device="cpu")
+    return table, torch.empty_like(table)

@@ -1,0 +1,174 @@
+"""What travels through a patched model in place of cos and sin, and the function that turns by it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from theodolite.encodings import Tables, rotary_tables
+from theodolite.kernels import rotate
+from theodolite.plan import Rotary
+
+# Families that turn (B, S, H, D) by a function without `unsqueeze_dim`; the others of that form have (B, H, S, D).
+_TOKENS_FIRST = frozenset({"transformers.models.llama4.modeling_llama4"})
+_TABLE_NAMES = ("cos", "sin", "freqs_cis")
+_IGNORED_NAMES = ("position_ids", "unsqueeze_dim")
+
+
+class Carrier:
+    """Stands where transformers has `(cos, sin)`: unpacks into two, and fails at any arithmetic."""
+
+    def __iter__(self) -> Iterator[Carrier]:
+        return iter((self, self))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"this model is patched, and its code asked for .{name} of cos, sin or freqs_cis, which a patched model "
+            "does not compute: this family uses them in a way that the patch does not know; unpatch(model) restores it"
+        )
+
+
+class PositionTables(Carrier):
+    """The tables of one forward: each distinct rotary encoding is computed once, when its first layer asks.
+
+    Args:
+        positions: (1, S), (B, S), or (axes, B, S) for multi-axis encodings.
+        device: where the tables are put.
+    """
+
+    def __init__(self, positions: Tensor, device: torch.device) -> None:
+        self.positions, self.device = positions, device
+        self._tables: dict[Rotary, Tables] = {}
+
+    def of(self, rotary: Rotary) -> Tables:
+        if rotary not in self._tables:
+            self._tables[rotary] = rotary_tables(rotary, _fit_axes(self.positions, rotary), device=self.device)
+        return self._tables[rotary]
+
+    def to(self, device: Any, *args: Any, **kwargs: Any) -> PositionTables:
+        """The same for another device; nothing is moved until a layer asks."""
+        device = torch.device(device)
+        return self if device == self.device else PositionTables(self.positions, device)
+
+
+def _fit_axes(positions: Tensor, rotary: Rotary) -> Tensor:
+    if rotary.mrope_section is None:
+        return positions
+    # Text alone has the same position on every axis.
+    return positions.expand(len(rotary.mrope_section), -1, -1) if positions.dim() == 2 else positions
+
+
+class LayerRotation(Carrier):
+    """One layer's rotation at the positions of this forward; `rotary=None` turns nothing (NoPE)."""
+
+    def __init__(self, rotary: Rotary | None, tables: Tables | None) -> None:
+        self.rotary, self.tables = rotary, tables
+        self.used = False
+
+    def to(self, device: Any, *args: Any, **kwargs: Any) -> LayerRotation:
+        """The same with its tables on another device."""
+        if self.tables is not None:
+            # Whoever moves the arguments of a layer hands it this same object, so `used` still tells the truth.
+            self.tables = Tables(self.tables.cos.to(device), self.tables.sin.to(device))
+        return self
+
+    def turn(self, x: Tensor, *, heads_first: bool) -> Tensor:
+        """Turn `x`, a whole head or only the slice of it that turns."""
+        self.used = True
+        if self.rotary is None:
+            return x
+        assert self.tables is not None
+        rotary, width = self.rotary, x.shape[-1]
+        if width not in (rotary.head_dim, rotary.rotary_dim):
+            raise ValueError(
+                f"rotary_dim: the plan turns {rotary.rotary_dim} channels of a head of {rotary.head_dim}; "
+                f"this model hands over {width} channels to turn"
+            )
+        turned, _ = rotate(
+            x,
+            None,
+            *self.tables,
+            interleaved=rotary.interleaved,
+            rotary_dim=rotary.rotary_dim,
+            trailing=rotary.trailing and width != rotary.rotary_dim,
+            heads_first=heads_first,
+        )
+        return turned
+
+
+class Dispatcher:
+    """Replaces `apply_rotary_pos_emb` of a modeling module: ours for our tables, the original for tensors.
+
+    Args:
+        module: the modeling module of transformers.
+        name: the function's name in it.
+    """
+
+    def __init__(self, module: ModuleType, name: str) -> None:
+        self.module, self.name = module, name
+        self.original: Callable[..., Any] = getattr(module, name)
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()
+        parameters = inspect.signature(self.original).parameters
+        self.parameters = tuple(parameters)
+        self.turned = tuple(p for p in parameters if p not in (*_TABLE_NAMES, *_IGNORED_NAMES))
+        self.default_layout = 2 if module.__name__ in _TOKENS_FIRST else 1
+        functools.update_wrapper(self, self.original)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(self.parameters, args, strict=False)) | kwargs
+        carriers = [given[name] for name in _TABLE_NAMES if isinstance(given.get(name), Carrier)]
+        if not carriers:
+            return self.original(*args, **kwargs)
+        rotation = carriers[0]
+        if not isinstance(rotation, LayerRotation) or any(other is not rotation for other in carriers):
+            raise RuntimeError(
+                f"{self.name}: rotary tables of a patched model reached attention outside its decoder layers; "
+                "call the model, not a part of it, or unpatch(model) first"
+            )
+        layout = given.get("unsqueeze_dim", self.default_layout)
+        if layout not in (1, 2):
+            raise RuntimeError(
+                f"{self.name}: got unsqueeze_dim={layout}; a patched model turns (B, H, S, D) or (B, S, H, D)"
+            )
+        turned = tuple(
+            None if given.get(name) is None else rotation.turn(given[name], heads_first=layout == 1)
+            for name in self.turned
+        )
+        return turned[0] if len(turned) == 1 else turned
+
+
+_LOCK = threading.Lock()
+
+
+def install(module_name: str, name: str, user: Any) -> None:
+    """Put a dispatcher in the module under `name`, once, and count `user` among those that need it."""
+    module = import_module(module_name)
+    present = getattr(module, name)
+    if isinstance(present, Dispatcher) and user in present.users:
+        return
+    with _LOCK:
+        present = getattr(module, name)
+        if not isinstance(present, Dispatcher):
+            present = Dispatcher(module, name)
+            setattr(module, name, present)
+        present.users.add(user)
+
+
+def release(module_name: str, name: str, user: Any) -> None:
+    """Take `user` off the count; the last one gone, the original function stands there again."""
+    module = import_module(module_name)
+    with _LOCK:
+        present = getattr(module, name)
+        if isinstance(present, Dispatcher):
+            present.users.discard(user)
+            if not present.users:
+                setattr(module, name, present.original)

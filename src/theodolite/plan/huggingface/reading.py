@@ -1,0 +1,207 @@
+"""A config's positions, read into a plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from theodolite.plan.errors import PlanError
+from theodolite.plan.families import (
+    Family,
+    family_of,
+    known,
+    layer_plan,
+    layer_types,
+    read_unrotated,
+    turns,
+    unreadable,
+)
+from theodolite.plan.families.family import NAMES, Config, get, need
+from theodolite.plan.huggingface.layer_rotary import head_dim_of, rotary_of, score_scale_of
+from theodolite.plan.huggingface.rope_dict import ALIASES, RopeDict, read_rope_dict
+from theodolite.plan.model import ModelPlan
+
+# Where a model of several parts keeps its language model.
+TEXT_PARTS = ("text_config", "thinker_config", "llm_config", "language_config")
+
+# Top-level keys that speak of rotation and are read, or change nothing in a language model's positions.
+_KNOWN = {
+    "rope_parameters", "rope_scaling", "rope_local_base_freq", "global_rope_theta", "local_rope_theta",
+    "layer_rope_theta", "no_rope_layers", "no_rope_layer_interval", "qk_rope_head_dim", "rope_interleave",
+    "indexer_rope_interleave", "rotary_dim", "use_mem_rope",
+    *NAMES["rope_theta"], *NAMES["partial_rotary_factor"],
+}  # fmt: skip
+
+
+def read_config_file(path: str | Path) -> ModelPlan:
+    """The plan of a `config.json`, or of the one in a folder."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise PlanError("config.json", str(error), "it must be JSON", source=str(file)) from error
+    return read_config(config, source=str(file))
+
+
+def read_config(config: Mapping[str, Any], *, source: str | None = None) -> ModelPlan:
+    """What a config says about positions.
+
+    Args:
+        config: the content of a `config.json`, or `model.config.to_dict()`.
+        source: the file's name, for messages.
+
+    Raises:
+        PlanError: a base or another needed key is missing; a rope type or a key that speaks of rotation is unknown;
+            two keys contradict each other; a number is out of range. The message names the field and the file.
+    """
+    try:
+        if not isinstance(config, Mapping):
+            raise PlanError("config", type(config).__name__, "it must be a mapping of keys to values")
+        return _read(text_part(config))
+    except PlanError as error:
+        if source is None or error.source is not None:
+            raise
+        raise PlanError(error.field, error.given, error.allowed, source=source) from error
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part that describes the language model; the config itself where it has no parts."""
+    for name in TEXT_PARTS:
+        part = config.get(name)
+        if isinstance(part, Mapping) and part:
+            inner = text_part(part)
+            return inner if "model_type" in inner else {**inner, "model_type": config.get("model_type")}
+    return config
+
+
+def _read(config: Config) -> ModelPlan:
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise PlanError("model_type", model_type, "the config must name its family")
+    reason = unreadable(model_type)
+    if reason is not None:
+        raise PlanError("model_type", model_type, reason)
+    unrotated = read_unrotated(config)
+    if unrotated is not None:
+        return unrotated
+    family = family_of(model_type)
+    _refuse_unknown_keys(config)
+    config = {**family.defaults, **config}
+    count = int(need(config, "num_hidden_layers"))
+    types = layer_types(config, family, count)
+    turning = turns(config, family, types)
+    kinds = {kind for kind, turned in zip(types, turning, strict=True) if turned}
+    ropes = _rope_dicts(config, family, kinds, labels={*family.nested, *types} - {None})
+    layers = []
+    for i, layer_type in enumerate(types):
+        head_dim = head_dim_of(config, family, i, layer_type)
+        rope = ropes[layer_type] if turning[i] else None
+        rotate = None if rope is None else rotary_of(config, family, rope, head_dim, i)
+        layers.append(layer_plan(config, family, layer_type, rotate, score_scale_of(config, family, rotate, head_dim)))
+    return ModelPlan(
+        model_type=model_type, max_position_embeddings=get(config, "max_position_embeddings"), layers=tuple(layers)
+    )
+
+
+def _refuse_unknown_keys(config: Config) -> None:
+    for key, value in config.items():
+        if ("rope" in key or "rotary" in key) and key not in _KNOWN and value is not None and value is not False:
+            raise PlanError(key, value, "it speaks of rotation and no reading of it is known")
+
+
+def _rope_dicts(
+    config: Config, family: Family, kinds: set[str | None], labels: set[str | None]
+) -> dict[str | None, RopeDict | None]:
+    """The settled dict of each kind of turning layer, base included; None where the dict itself says no rotation."""
+    parameters, scaling = config.get("rope_parameters"), config.get("rope_scaling")
+    if parameters and scaling and parameters != scaling:
+        raise PlanError("rope_scaling", scaling, f"it stands beside a different rope_parameters={parameters!r}")
+    rope = parameters or scaling or {}
+    if not isinstance(rope, Mapping):
+        raise PlanError("rope_parameters" if parameters else "rope_scaling", rope, "it must be a mapping, or null")
+    name = "rope_parameters" if parameters else "rope_scaling"
+    if family.fixed and (rope or get(config, "rope_theta") is not None):
+        key = name if rope else "rope_theta"
+        raise PlanError(key, rope or get(config, "rope_theta"), "this family's code has one base and no scaling")
+    if any(key in labels for key in rope):
+        _refuse_strays(rope, labels, name)
+        return _nested(config, family, rope, kinds, name)
+    if family.nested:
+        if parameters:
+            raise PlanError(
+                name, sorted(parameters), f"in this family it stands by layer type: {', '.join(family.nested)}"
+            )
+        return {
+            kind: _settled(config, family, rope if not family.scaled or kind in family.scaled else {}, kind or "", name)
+            for kind in kinds
+        }
+    settled = _settled(config, family, rope, "", name) if kinds else None
+    return dict.fromkeys(kinds, settled)
+
+
+def _nested(
+    config: Config, family: Family, rope: Mapping[str, Any], kinds: set[str | None], name: str
+) -> dict[str | None, RopeDict | None]:
+    found: dict[str | None, RopeDict | None] = {}
+    for kind in kinds:
+        if kind is None or kind not in rope:
+            raise PlanError(f"{name}.{kind}", None, f"layers of this type turn, and only {', '.join(rope)} are given")
+        found[kind] = None if rope[kind] is None else _settled(config, family, rope[kind], kind, f"{name}.{kind}")
+    return found
+
+
+def _refuse_strays(rope: Mapping[str, Any], labels: set[str | None], name: str) -> None:
+    bases = [given.get("rope_theta") for given in rope.values() if isinstance(given, Mapping)]
+    for key, value in rope.items():
+        # Two released families left a flat dict's remains beside their nested ones.
+        remains = (
+            value is None or (key == "rope_type" and value == "default") or (key == "rope_theta" and value in bases)
+        )
+        if key not in labels and not remains:
+            raise PlanError(f"{name}.{key}", value, f"no layer is of this type: {', '.join(sorted(map(str, labels)))}")
+
+
+def _settled(config: Config, family: Family, rope: Mapping[str, Any], label: str, name: str) -> RopeDict:
+    """One dict, with the base that it or the config states."""
+    if not isinstance(rope, Mapping):
+        raise PlanError(name, rope, "it must be a mapping, or null for layers without rotation")
+    try:
+        read = read_rope_dict(
+            rope,
+            max_position_embeddings=get(config, "max_position_embeddings"),
+            original_max_position_embeddings=config.get("original_max_position_embeddings"),
+            aliases={**ALIASES, **family.aliases},
+            further_keys=family.rope_keys,
+        )
+    except PlanError as error:
+        raise PlanError(f"{name}.{error.field}", error.given, error.allowed) from error
+    return RopeDict(**{**vars(read), "rope_theta": _base(config, family, read, label, name)})
+
+
+def _base(config: Config, family: Family, rope: RopeDict, label: str, name: str) -> float:
+    key = family.bases.get(label, "rope_theta")
+    beside = get(config, key)
+    if beside is None and key != "rope_theta" and key in config:
+        # ModernBERT: a local base of null is the global one.
+        beside = get(config, next(iter(family.bases.values())))
+    if rope.rope_theta is not None:
+        if beside is not None and beside != rope.rope_theta:
+            raise PlanError(f"{name}.rope_theta", rope.rope_theta, f"{key} beside it says {beside!r}")
+        return _as_float(rope.rope_theta)
+    base = beside if beside is not None else family.default_bases.get(label)
+    if base is None:
+        model_type = config["model_type"]
+        stranger = "" if known(model_type) else f"; {model_type!r} is a family of which nothing is known"
+        raise PlanError(
+            key, None, f"the base is missing, and no default is safe: state it (10000 in the first Llamas){stranger}"
+        )
+    return _as_float(base)
+
+
+def _as_float(value: float) -> float:
+    """The number as a float; what is no number stays as it is, for the check of the encoding to refuse."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -1,0 +1,40 @@
+"""Passages that are begun again: a cue of a few tokens, and the tokens that follow, which a model can copy."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from theodolite.models.reader import Scores
+
+CUE = 12
+SCORED = 32
+LENGTH = CUE + SCORED
+
+
+def passages_at(tokens: Tensor, starts: list[int]) -> Tensor:
+    """The passages of `tokens` (T,) that begin at `starts` (P of them), shape (P, LENGTH)."""
+    return torch.stack([tokens[start : start + LENGTH] for start in starts])
+
+
+def positions_at(starts: list[int]) -> Tensor:
+    """Positions (P, LENGTH) of passages that begin at `starts`."""
+    return torch.tensor(starts)[:, None] + torch.arange(LENGTH)
+
+
+def spread_starts(begin: int, end: int, count: int) -> list[int]:
+    """Starts of `count` passages, evenly over tokens `begin` to `end`, the last one ending at `end` at the latest."""
+    room = end - begin - LENGTH
+    if room < 0:
+        raise ValueError(f"tokens {begin} to {end} are too few for a passage of {LENGTH}")
+    if count == 1:
+        return [begin + room // 2]
+    return [begin + round(room * i / (count - 1)) for i in range(count)]
+
+
+def mean_scores(scores: Scores, rows: slice = slice(None)) -> dict[str, float]:
+    """Mean nats and share of tokens that were the most likely one, rounded for storing."""
+    return {
+        "nll": round(float(scores.nll[rows].mean()), 6),
+        "accuracy": round(float(scores.correct[rows].float().mean()), 6),
+    }

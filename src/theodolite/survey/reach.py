@@ -1,0 +1,89 @@
+"""Reach, the cheap instrument: how far back can a model copy from, when positions are skipped, not filled?
+
+Two forms. *Far*: read a short text at positions from 0, then begin its passages again at positions
+`distance` later, for as many distances as wanted; it shows where the positions of a scaling give out.
+*Spread*: read chunks at even places along the whole length, each at the positions that it has in the
+text, and copy from each in turn from the end; the more is read, the more competes for attention, and
+the closer it comes to a full pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from theodolite.models.reader import Reader
+from theodolite.plan import ModelPlan
+from theodolite.survey.passages import CUE, mean_scores, passages_at, positions_at, spread_starts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """The spread form: `tokens` are read of each `length`, in chunks of `chunk`, `passages` copied from each."""
+
+    tokens: int
+    chunk: int
+    passages: int
+
+
+def spread_chunks(spread: Spread, length: int) -> list[int]:
+    """Where the chunks begin: evenly, the first at 0, the last ending at `length`; all of it if it is short."""
+    count = max(2, min(spread.tokens, length) // spread.chunk)
+    if count * spread.chunk >= length:
+        count = max(1, length // spread.chunk)
+        return [i * spread.chunk for i in range(count)]
+    return [round(i * (length - spread.chunk) / (count - 1)) for i in range(count)]
+
+
+def spread_reach(model: Any, plan: ModelPlan, text: Tensor, *, length: int, spread: Spread) -> list[dict[str, float]]:
+    """Copying from each chunk by its distance (tokens) from the end of `length`, nearest first.
+
+    `text` (T,) has at least `length` tokens; `model` is already patched with `plan`.
+    """
+    chunks = spread_chunks(spread, length)
+    with Reader(model, plan, capacity=len(chunks) * spread.chunk) as reader:
+        places = torch.cat([torch.arange(begin, begin + spread.chunk) for begin in chunks])
+        reader.read(text[places], places)
+        starts = [s for begin in chunks for s in spread_starts(begin, begin + spread.chunk, spread.passages)]
+        scores = reader.probe(passages_at(text, starts), positions_at([length] * len(starts)), cue=CUE)
+    cells = []
+    for i in reversed(range(len(chunks))):
+        own = slice(i * spread.passages, (i + 1) * spread.passages)
+        distance = length - sum(starts[own]) / spread.passages
+        cells.append({"distance": round(distance), **mean_scores(scores, own)})
+    return cells
+
+
+def far_reach(
+    model: Any, plan: ModelPlan, text: Tensor, *, read: int, distances: list[int], passages: int
+) -> list[dict[str, float]]:
+    """Copying from the first `read` tokens of `text` at each distance (tokens), which must be at least `read`."""
+    if min(distances) < read:
+        raise ValueError(
+            f"distances: got {min(distances)}; one below the {read} tokens read would set two tokens at one position"
+        )
+    starts = spread_starts(0, read, passages)
+    with Reader(model, plan, capacity=read) as reader:
+        reader.read(text[:read], torch.arange(read))
+        scores = reader.probe(
+            passages_at(text, starts * len(distances)),
+            positions_at([start + distance for distance in distances for start in starts]),
+            cue=CUE,
+        )
+    return [
+        {"distance": distance, **mean_scores(scores, slice(i * passages, (i + 1) * passages))}
+        for i, distance in enumerate(distances)
+    ]
+
+
+def alone(model: Any, plan: ModelPlan, text: Tensor, groups: list[list[int]]) -> list[dict[str, float]]:
+    """Groups of passages with nothing before them, at positions from 0: what can be guessed without the text."""
+    starts = [start for group in groups for start in group]
+    with Reader(model, plan, capacity=1) as reader:
+        scores = reader.probe(passages_at(text, starts), positions_at([0] * len(starts)), cue=CUE)
+    ends = list(accumulate(map(len, groups)))
+    return [mean_scores(scores, slice(end - len(group), end)) for end, group in zip(ends, groups, strict=True)]

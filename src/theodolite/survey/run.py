@@ -1,0 +1,116 @@
+"""The survey itself: what is measured, in what order, from cheap to dear."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from theodolite.models.load import LoadedModel
+from theodolite.runs import Store, write_atomically
+from theodolite.survey import verdict
+from theodolite.survey.bench import Bench, Listener
+from theodolite.survey.instruments import Cells, Instruments
+from theodolite.survey.passages import spread_starts
+from theodolite.survey.passes import Nats
+from theodolite.survey.reach import spread_chunks
+from theodolite.survey.scalings import Candidate, parse_scalings
+from theodolite.survey.settings import Settings, checked_length
+from theodolite.survey.summary import Measured, summarize
+from theodolite.survey.texts import read_documents
+
+
+def survey(loaded: LoadedModel, settings: Settings, listener: Listener) -> dict[str, Any]:
+    """Measure how far the positions of a loaded model hold, under each scaling; write and return the summary.
+
+    Finished cells go to `settings.out` as they come, and are not measured again by another run with the same folder.
+
+    Raises:
+        PlanError: a setting or a scaling that does not fit the model.
+        ValueError: no text is long enough.
+        BlockingIOError: another run writes to the folder.
+    """
+    to = checked_length(settings, loaded.plan)
+    candidates = parse_scalings(settings.scalings, loaded.plan, to=to)
+    documents = read_documents(list(settings.texts), loaded.tokenizer, tokens=to + 1, join=settings.join)
+    with Store(settings.out) as store:
+        bench = Bench(loaded, store, listener)
+        instruments = Instruments(bench, loaded.plan, documents, settings, to)
+        summary = summarize(instruments, candidates, _measure(instruments, candidates, settings))
+        text = json.dumps(summary, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+
+        def write(path: Path) -> None:
+            path.write_text(text, encoding="utf-8")
+
+        write_atomically(settings.out / "summary.json", write)
+    return summary
+
+
+def _measure(instruments: Instruments, candidates: list[Candidate], settings: Settings) -> Measured:
+    listener = instruments.bench.listener
+    listener.expect(_work(instruments, candidates, settings))
+    spread: dict[str, Cells] = {}
+    for candidate in candidates:
+        spread[candidate.name] = instruments.spread(candidate)
+        listener.finished(f"reach  {candidate.name:<12} {_line(spread[candidate.name])}")
+    far: dict[str, Cells] = {}
+    for candidate in candidates if settings.far else ():
+        far[candidate.name] = instruments.far(candidate)
+        listener.finished(f"far    {candidate.name:<12} {_line(far[candidate.name])}")
+    chosen = _best(candidates, spread, settings.passes)
+    read = {}
+    for candidate in chosen:
+        read[candidate.name] = instruments.read(candidate)
+        listener.finished(f"pass   {candidate.name:<12} {_pass_line(read[candidate.name].nll, instruments)}")
+    window = instruments.window() if instruments.to > instruments.trained else None
+    short = {
+        # A pass has read the short text already, unless its frequencies were those of a longer one.
+        candidate.name: [row[: instruments.short] for row in read[candidate.name].nll]
+        if candidate.name in read and not candidate.plan.depends_on_length
+        else instruments.short_text(candidate)
+        for candidate in candidates
+    }
+    passkey = [cell for candidate in chosen for cell in instruments.passkey(candidate)] if settings.passkey else None
+    return Measured(
+        spread=spread,
+        far=far,
+        threshold=_threshold(instruments),
+        read=read,
+        window=window,
+        short=short,
+        passkey=passkey,
+    )
+
+
+def _best(candidates: list[Candidate], spread: dict[str, Cells], passes: int) -> list[Candidate]:
+    """The model as shipped, and those others that copy best over all distances."""
+    others = sorted(candidates[1:], key=lambda candidate: -verdict.mean_accuracy(spread[candidate.name]))
+    return [candidates[0], *others[:passes]]
+
+
+def _threshold(instruments: Instruments) -> float | None:
+    """Accuracy above which a distance counts as reached: from what the shipped model copies within its trained length."""
+    form = instruments.form
+    starts = [spread_starts(begin, begin + form.chunk, form.passages) for begin in spread_chunks(form, instruments.to)]
+    guessed = verdict.mean_accuracy(instruments.guesses(starts))
+    return verdict.copying_threshold(instruments.near(), guessed)
+
+
+def _line(cells: Cells) -> str:
+    return " ".join(f"{cell['accuracy']:.2f}" for cell in cells)
+
+
+def _pass_line(nll: list[Nats], instruments: Instruments) -> str:
+    parts = verdict.bands(nll, length=instruments.to, width=instruments.band, window=None, trained=instruments.trained)
+    return "perplexity " + " ".join(f"{band['perplexity']:.1f}" for band in parts)
+
+
+def _work(instruments: Instruments, candidates: list[Candidate], settings: Settings) -> float:
+    """What all cells take together, as the bench counts it; an estimate where passes depend on the length."""
+    bench, count = instruments.bench, len(instruments.documents)
+    work = len(candidates) * (count * bench.reading(settings.spread.tokens) + bench.reading(instruments.far_read))
+    passes = min(settings.passes, len(candidates) - 1) + 1
+    work += passes * count * bench.reading(instruments.to)
+    if instruments.to > instruments.trained:
+        work += count * instruments.window_work
+    return work + max(len(candidates) - passes, 0) * count * bench.reading(instruments.short)

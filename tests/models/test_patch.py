@@ -1,0 +1,341 @@
+"""Patching changes what it says and nothing else, in every order, and comes off without a trace."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModel, AutoModelForCausalLM
+from transformers.models.gemma3 import modeling_gemma3
+from transformers.models.llama import modeling_llama
+
+from theodolite.models import current_plan, patch, patched, rotation, unpatch
+from theodolite.plan import Bias, Embedding, LayerPlan, Linear, ModelPlan, YaRN
+
+from .tiny import VOCABULARY, logits, own_plan, spread, tiny, tiny_config, tokens
+
+
+def with_base(plan: ModelPlan, *bases: float) -> ModelPlan:
+    """The plan with these bases, one a layer."""
+    layers = (
+        replace(layer, rotate=replace(layer.rotate, rope_theta=base))
+        for layer, base in zip(plan.layers, bases, strict=True)
+        if layer.rotate is not None
+    )
+    return replace(plan, layers=tuple(layers))
+
+
+def differs(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference, in units of the spread."""
+    return float((a - b).abs().max()) / spread(b)
+
+
+class TestUnpatch:
+    """The very objects that were there are there again."""
+
+    def test_forward_function_hooks_and_scaling_are_the_same_objects(self) -> None:
+        model = tiny("deepseek_v3-yarn")
+        module = __import__(type(model).__module__, fromlist=["x"])
+        functions = module.apply_rotary_pos_emb, module.apply_rotary_pos_emb_interleave
+        scaling = [layer.self_attn.scaling for layer in model.model.layers]
+        attributes = {name: set(vars(m)) for name, m in model.named_modules()}
+        plan = own_plan(model)
+        patch(model, replace(plan, layers=tuple(replace(layer, score_scale=0.5) for layer in plan.layers)))
+        assert module.apply_rotary_pos_emb is not functions[0]
+        assert model.model.layers[0].self_attn.scaling == 0.5
+        unpatch(model)
+        assert (module.apply_rotary_pos_emb, module.apply_rotary_pos_emb_interleave) == functions
+        assert all(layer.self_attn.scaling is s for layer, s in zip(model.model.layers, scaling, strict=True))
+        assert {name: set(vars(m)) for name, m in model.named_modules()} == attributes
+        assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+    def test_an_instance_forward_of_someone_else_is_put_back(self) -> None:
+        model = tiny("llama")
+        own = model.model.rotary_emb.forward
+        model.model.rotary_emb.forward = own
+        with patched(model, own_plan(model)):
+            pass
+        assert model.model.rotary_emb.forward is own
+
+    def test_a_model_that_is_not_patched_is_left_alone(self) -> None:
+        unpatch(tiny("llama"))
+
+    def test_no_state_enters_the_model(self) -> None:
+        model = tiny("llama")
+        keys, buffers = list(model.state_dict()), [name for name, _ in model.named_buffers()]
+        with patched(model, own_plan(model)):
+            logits(model, tokens(5))
+            assert list(model.state_dict()) == keys
+            assert [name for name, _ in model.named_buffers()] == buffers
+
+
+class TestOrder:
+    """Patches replace one another; they never pile up."""
+
+    def test_the_second_patch_replaces_the_first(self) -> None:
+        model, ids = tiny("llama"), tokens(40)
+        plan = own_plan(model)
+        linear = plan.with_scaling(Linear(factor=4.0))
+        patch(model, plan)
+        patch(model, linear)
+        twice = logits(model, ids)
+        assert current_plan(model) == linear
+        unpatch(model)
+        with patched(model, linear):
+            assert torch.equal(twice, logits(model, ids))
+
+    def test_a_refused_patch_leaves_the_one_before(self) -> None:
+        model, ids = tiny("llama"), tokens(40)
+        plan = own_plan(model).with_scaling(Linear(factor=4.0))
+        patch(model, plan)
+        before = logits(model, ids)
+        with pytest.raises(ValueError, match="layers: the plan"):
+            patch(model, replace(plan, layers=plan.layers[:1]))
+        assert current_plan(model) == plan
+        assert torch.equal(logits(model, ids), before)
+
+    def test_blocks_nest(self) -> None:
+        model, ids = tiny("llama"), tokens(40)
+        plan = own_plan(model)
+        outer, inner = plan.with_scaling(Linear(factor=2.0)), plan.with_scaling(Linear(factor=8.0))
+        with patched(model, outer):
+            before = logits(model, ids)
+            with pytest.raises(RuntimeError, match="on purpose"), patched(model, inner):
+                raise RuntimeError("on purpose")
+            assert torch.equal(logits(model, ids), before)
+        assert current_plan(model) is None
+
+    def test_models_in_one_process_do_not_meet(self) -> None:
+        one, two, ids = tiny("llama"), tiny("llama"), tokens(40)
+        plain = logits(two, ids)
+        patch(one, own_plan(one).with_scaling(Linear(factor=4.0)))
+        assert torch.equal(logits(two, ids), plain)
+        patch(two, own_plan(two))
+        unpatch(one)
+        assert isinstance(modeling_llama.apply_rotary_pos_emb, rotation.Dispatcher)
+        assert differs(logits(two, ids), plain) < 1e-4
+        unpatch(two)
+        assert not isinstance(modeling_llama.apply_rotary_pos_emb, rotation.Dispatcher)
+
+    def test_copies_and_pickles_stay_patched_on_their_own(self) -> None:
+        model, ids = tiny("llama"), tokens(40)
+        plain = logits(model, ids)
+        patch(model, own_plan(model).with_scaling(Linear(factor=4.0)))
+        scaled = logits(model, ids)
+        copied, pickled = copy.deepcopy(model), pickle.dumps(model)
+        unpatch(model)
+        for other in (copied, pickle.loads(pickled)):
+            assert torch.equal(logits(other, ids), scaled)
+            assert torch.equal(logits(model, ids), plain)
+            unpatch(other)
+            assert torch.equal(logits(other, ids), plain)
+
+
+class TestPerLayer:
+    """Each layer follows its own policy, whatever the family shares."""
+
+    def test_two_bases_in_a_family_that_has_one_module(self) -> None:
+        # The judge: hidden states after one layer, from two models of one base each.
+        model, ids = tiny("llama"), tokens(60)
+        plan = own_plan(model)
+        with torch.inference_mode(), patched(model, with_base(plan, 1e4, 50.0)):
+            mixed = model(ids, output_hidden_states=True, use_cache=False)
+        with torch.inference_mode(), patched(model, with_base(plan, 1e4, 1e4)):
+            first = model(ids, output_hidden_states=True, use_cache=False)
+        assert torch.equal(mixed.hidden_states[1], first.hidden_states[1])
+        assert differs(mixed.logits, first.logits) > 1e-3
+
+    def test_swapped_bases_of_gemma3_equal_a_model_configured_so(self) -> None:
+        swapped = {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e6},
+            "full_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }
+        judge, model, ids = tiny("gemma3", rope_parameters=swapped), tiny("gemma3"), tokens(60)
+        with patched(model, own_plan(judge)):
+            assert differs(logits(model, ids), logits(judge, ids)) < 1e-4
+
+    def test_a_layer_without_rotation_equals_one_configured_so(self) -> None:
+        judge, model, ids = tiny("smollm3"), tiny("smollm3", no_rope_layers=[1, 1]), tokens(60)
+        assert own_plan(judge).layers[1].rotate is None
+        with patched(model, own_plan(judge)):
+            assert differs(logits(model, ids), logits(judge, ids)) < 1e-4
+
+    def test_tables_are_made_once_per_forward_and_encoding(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = []
+        real = rotation.rotary_tables
+        monkeypatch.setattr(rotation, "rotary_tables", lambda r, p, **k: made.append(r) or real(r, p, **k))
+        for family, distinct in (("llama", 1), ("gemma3", 2)):
+            model = tiny(family, num_hidden_layers=4)
+            made.clear()
+            with patched(model, own_plan(model)):
+                logits(model, tokens(9))
+                logits(model, tokens(7))
+            assert len(made) == 2 * distinct
+            assert len(set(made)) == distinct
+
+
+class TestScoreScale:
+    """The plan's multiplier of the scores is the model's."""
+
+    def test_yarn_of_deepseek_sets_the_softmax_scale(self) -> None:
+        # mscale_all_dim squared: 1.45 at factor 8; left out, it shows from position 1 on.
+        model, judge, ids = tiny("deepseek_v3"), tiny("deepseek_v3-yarn"), tokens(60)
+        with patched(model, own_plan(judge)):
+            assert model.model.layers[0].self_attn.scaling == pytest.approx(
+                24**-0.5 * (0.1 * torch.tensor(8.0).log().item() + 1) ** 2
+            )
+            assert differs(logits(model, ids), logits(judge, ids)) < 1e-4
+
+    def test_a_scale_that_the_plan_does_not_state_is_asked_for(self) -> None:
+        model = tiny("gemma2")
+        plan = own_plan(model)
+        silent = replace(plan, layers=tuple(replace(layer, score_scale=None) for layer in plan.layers))
+        with pytest.raises(
+            ValueError, match=r"layers\[0\].score_scale: the plan leaves it at .*; say which in the plan"
+        ):
+            patch(model, silent)
+
+
+class TestRefusals:
+    """What does not fit is said before anything is changed; the message names both sides."""
+
+    def test_number_of_layers(self) -> None:
+        model = tiny("llama")
+        plan = own_plan(tiny("llama", num_hidden_layers=3))
+        with pytest.raises(
+            ValueError, match=r"layers: the plan \(llama\) has 3 layers, the model \(LlamaModel\) has 2"
+        ):
+            patch(model, plan)
+
+    def test_head_dim(self) -> None:
+        plan = own_plan(tiny("llama", head_dim=32))
+        with pytest.raises(ValueError, match="the plan has 32, the model has 16"):
+            patch(tiny("llama"), plan)
+
+    def test_a_length_is_needed_where_frequencies_depend_on_it(self) -> None:
+        model = tiny("phi3-longrope")
+        with pytest.raises(ValueError, match=r"length: the frequencies of this plan \(longrope\) depend on the tokens"):
+            patch(model, own_plan(model))
+
+    def test_places_other_than_the_rotation(self) -> None:
+        model = tiny("llama")
+        plan = own_plan(model)
+        with pytest.raises(ValueError, match="embed: the plan adds learned positions"):
+            patch(model, replace(plan, embed=Embedding(kind="learned", rows=10)))
+        biased = replace(plan, layers=(LayerPlan(bias=Bias(kind="alibi")),) * 2)
+        with pytest.raises(ValueError, match=r"layers\[0\].bias: the plan adds 'alibi' to the scores"):
+            patch(model, biased)
+
+    def test_a_layer_that_turns_nothing(self) -> None:
+        model = tiny("smollm3")
+        plan = own_plan(tiny("smollm3", no_rope_layers=[1, 1]))
+        with pytest.raises(ValueError, match=r"layers\[1\].rotate: the plan turns .* the model turns nothing there"):
+            patch(model, plan)
+
+    def test_a_rotation_that_the_code_of_a_layer_leaves_out_is_found_when_it_runs(self) -> None:
+        model = tiny("cohere2")
+        plan = own_plan(model)
+        everywhere = replace(plan, layers=(plan.layers[0], replace(plan.layers[1], rotate=plan.layers[0].rotate)))
+        with (
+            patched(model, everywhere),
+            pytest.raises(RuntimeError, match=r"layers\[1\].rotate: .* the model's code for it does not"),
+        ):
+            logits(model, tokens(5))
+
+    def test_another_width_than_the_model_hands_over(self) -> None:
+        model = tiny("phi")
+        plan = own_plan(model)
+        wider = tuple(replace(layer, rotate=replace(layer.rotate, rotary_dim=16)) for layer in plan.layers)
+        # Phi slices the 8 channels that turn before it hands them over.
+        with patched(model, replace(plan, layers=wider)), pytest.raises(ValueError, match="hands over 8 channels"):
+            logits(model, tokens(5))
+
+    def test_tables_that_reach_arithmetic_fail(self) -> None:
+        tables = rotation.PositionTables(torch.arange(3)[None], torch.device("cpu"))
+        with pytest.raises(AttributeError, match=r"asked for \.unsqueeze of cos, sin or freqs_cis"):
+            modeling_llama.apply_rotary_pos_emb(torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4), *tables)
+        with patched(model := tiny("llama"), own_plan(model)), pytest.raises(RuntimeError, match="outside its decoder"):
+            modeling_llama.apply_rotary_pos_emb(torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4), *tables)
+
+    @pytest.mark.parametrize(
+        ("config", "loader", "has"),
+        [
+            ("GPT2Config", AutoModelForCausalLM, "gpt2 has no rotary positions; it has learned position embeddings"),
+            ("BertConfig", AutoModel, "bert has no rotary positions; it has learned position embeddings"),
+            ("T5Config", AutoModel, "t5 has no rotary positions; it has a learned bias on the scores by bucket"),
+            ("BloomConfig", AutoModelForCausalLM, "bloom has no rotary positions; it has ALiBi"),
+        ],
+    )
+    def test_a_model_without_rotary_says_what_it_has(self, config: str, loader: Any, has: str) -> None:
+        sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+        more = {"d_model": 32, "d_kv": 8, "d_ff": 32} if config == "T5Config" else {}
+        model = loader.from_config(getattr(transformers, config)(**(more or sizes)))
+        with pytest.raises(ValueError, match=has):
+            patch(model, own_plan(tiny("llama")))
+
+
+class TestForms:
+    """Where the decoder is not the whole model, or is called in other ways."""
+
+    def test_the_text_decoder_inside_a_model_of_images_and_text(self) -> None:
+        vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                  "image_size": 28, "patch_size": 14}  # fmt: skip
+        config = transformers.Gemma3Config(
+            text_config=tiny_config("gemma3").to_dict(), vision_config=vision, mm_tokens_per_image=4
+        )
+        torch.manual_seed(0)
+        model, ids = transformers.Gemma3ForConditionalGeneration(config).eval(), tokens(60)
+        before = logits(model, ids)
+        with patched(model, own_plan(model)):
+            assert isinstance(modeling_gemma3.apply_rotary_pos_emb, rotation.Dispatcher)
+            assert differs(logits(model, ids), before) < 1e-4
+
+    def test_the_bare_decoder(self) -> None:
+        model = tiny("llama").model
+        ids = tokens(30)
+        with torch.inference_mode():
+            before = model(ids).last_hidden_state
+            with patched(model, own_plan(model)):
+                assert differs(model(ids).last_hidden_state, before) < 1e-4
+
+    @pytest.mark.parametrize("reentrant", [False, True])
+    def test_gradient_checkpointing(self, reentrant: bool) -> None:
+        model, ids = tiny("llama", dtype=torch.float64).train(), tokens(30)
+        grads = []
+        with patched(model, own_plan(model).with_scaling(Linear(factor=4.0))):
+            for checkpointing in (False, True):
+                if checkpointing:
+                    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+                model.zero_grad()
+                model.get_input_embeddings().requires_grad_()
+                model(ids, labels=ids, use_cache=False).loss.backward()
+                grads.append(model.model.layers[0].self_attn.q_proj.weight.grad.clone())
+        assert torch.equal(grads[0], grads[1])
+
+    def test_axes_of_qwen2_vl(self) -> None:
+        text = {**tiny_config("qwen2").to_dict(), "model_type": "qwen2_vl_text"}
+        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+        vision = {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}
+        torch.manual_seed(0)
+        config = transformers.Qwen2VLConfig(text_config=text, vision_config=vision)
+        model, ids = transformers.Qwen2VLForConditionalGeneration(config).eval(), tokens(40, batch=2)
+        positions = torch.stack([torch.arange(40), torch.arange(40) // 2, torch.arange(40) % 7])
+        more = {"position_ids": positions[:, None].expand(3, 2, 40), "attention_mask": torch.ones_like(ids)}
+        before, text_only = logits(model, ids, **more), logits(model, ids)
+        with patched(model, own_plan(model)):
+            assert differs(logits(model, ids, **more), before) < 1e-4
+            assert differs(logits(model, ids), text_only) < 1e-4
+        assert differs(before, text_only) > 1e-2
+
+
+def test_yarn_on_a_plain_llama_equals_a_model_configured_so() -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 2048}
+    judge, model, ids = tiny("llama", rope_parameters=yarn), tiny("llama"), tokens(300)
+    scaling = YaRN(factor=4.0, original_max_position_embeddings=2048)
+    with patched(model, own_plan(model).with_scaling(scaling)):
+        assert differs(logits(model, ids), logits(judge, ids)) < 1e-4

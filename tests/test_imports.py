@@ -1,0 +1,96 @@
+"""What an import costs, and which way the rooms lean."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import theodolite
+
+SOURCE = Path(theodolite.__file__).parent
+
+# Each room imports only from rooms before it.
+ROOMS = (
+    "plan",
+    "positions",
+    "kernels",
+    "encodings",
+    "attention",
+    "models",
+    "runs",
+    "survey",
+    "compare",
+    "report",
+    "cli",
+)
+
+
+def modules_after(statement: str) -> set[str]:
+    """The names of all modules that a fresh interpreter has loaded after `statement`."""
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return set(done.stdout.split())
+
+
+class TestLight:
+    """`theodolite inspect` answers at once: torch takes seconds to load and is not needed to read a config."""
+
+    @pytest.mark.parametrize(
+        "statement", ["import theodolite", "import theodolite.plan", "from theodolite import Rotary"]
+    )
+    def test_no_torch(self, statement):
+        loaded = modules_after(statement)
+        assert not {"torch", "transformers", "matplotlib", "rich", "gguf", "safetensors"} & loaded
+
+    def test_the_package_alone_needs_nothing(self):
+        assert "numpy" not in modules_after("import theodolite")
+
+    def test_every_name_on_offer_is_there(self):
+        for name in theodolite.__all__:
+            assert getattr(theodolite, name) is not None
+        with pytest.raises(AttributeError, match="module 'theodolite' has no attribute 'Rotray'"):
+            theodolite.Rotray  # noqa: B018
+
+
+def imported(path: Path) -> set[str]:
+    """Every module of this package that a file imports, at its top or inside a function."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide which room is meant"
+            names.add(node.module or "")
+    return {name for name in names if name.split(".")[0] == "theodolite"}
+
+
+class TestFloors:
+    """A room knows only the rooms above it; nothing goes back upstairs."""
+
+    def test_every_room_is_listed(self):
+        rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+        assert rooms <= set(ROOMS)
+
+    @pytest.mark.parametrize("room", ROOMS)
+    def test_imports_lead_up(self, room):
+        for path in sorted((SOURCE / room).rglob("*.py")):
+            for name in imported(path):
+                other = [*name.split("."), ""][1]
+                assert other in ("", *ROOMS[: ROOMS.index(room) + 1]), f"{path.relative_to(SOURCE)} imports {name}"
+
+    def test_implementations_of_the_rotation_know_nothing_of_each_other(self):
+        for path in (SOURCE / "kernels").glob("*.py"):
+            if path.name not in ("__init__.py", "api.py"):
+                assert imported(path) == set(), path.name
+
+    def test_plans_need_numpy_only(self):
+        allowed = {"numpy", "theodolite", *sys.stdlib_module_names}
+        for path in (SOURCE / "plan").rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                assert {name.split(".")[0] for name in names} <= allowed, path.name
