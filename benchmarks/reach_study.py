@@ -78,9 +78,9 @@ def work(text: str, name: str, model: Any, plan: ModelPlan, tokens: Tensor) -> I
     longest = max(LENGTHS)
     yield (
         cell("pass", text, name, length=longest),
-        lambda: full_pass(
-            model, plan, tokens, length=longest, checkpoints=LENGTHS, depths=DEPTHS, passages=PASSAGES
-        )[1],
+        lambda: full_pass(model, plan, tokens, length=longest, checkpoints=LENGTHS, depths=DEPTHS, passages=PASSAGES)[
+            1
+        ],
     )
     yield (
         cell("far 1024", text, name),
@@ -127,7 +127,8 @@ def seconds_of(store: Store, instrument: str) -> float:
 
 def report(store: Store) -> None:
     instruments = ["far 1024", *map(variant_name, VARIANTS)]
-    print("| variant | all | " + " | ".join(f"{t}, {n:,}" for t in TEXTS for n in LENGTHS) + " | order of scalings | bias | s |")
+    heads = " | ".join(f"{text}, {length:,}" for text in TEXTS for length in LENGTHS)
+    print(f"| variant | all | {heads} | order of scalings | bias | s |")
     print("|---|---|" + "---|" * (len(TEXTS) * len(LENGTHS)) + "---|---|---|")
     for instrument in instruments:
         everything: list[tuple[float, float]] = []
@@ -144,7 +145,8 @@ def report(store: Store) -> None:
             continue
         bias = float(np.mean([p - m for p, m in everything]))
         print(
-            f"| {instrument} | {rank_correlation(everything):.2f} | " + " | ".join(columns)
+            f"| {instrument} | {rank_correlation(everything):.2f} | "
+            + " | ".join(columns)
             + f" | {rank_correlation(means):.2f} | {bias:+.2f} | {seconds_of(store, instrument):.1f} |"
         )
 

@@ -46,7 +46,7 @@ class TestOurs:
 
 
 def _angles(positions, interleaved_table=False, inv_freq=None, dtype=torch.float64):
-    inv_freq = torch.tensor(PLAIN.inv_freq() if inv_freq is None else inv_freq, dtype=dtype)
+    inv_freq = torch.as_tensor(PLAIN.inv_freq() if inv_freq is None else inv_freq).to(dtype)
     angles = positions.to(dtype)[..., None] * inv_freq
     angles = angles.repeat_interleave(2, -1) if interleaved_table else torch.cat((angles, angles), -1)
     return angles.unsqueeze(-3) if angles.dim() == 3 else angles

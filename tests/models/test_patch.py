@@ -5,19 +5,17 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 import transformers
-from transformers import AutoModel, AutoModelForCausalLM
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.llama import modeling_llama
 
 from theodolite.models import current_plan, patch, patched, rotation, unpatch
-from theodolite.plan import Bias, Embedding, LayerPlan, Linear, ModelPlan, YaRN
+from theodolite.plan import Linear, ModelPlan, YaRN
 
-from .tiny import VOCABULARY, logits, own_plan, spread, tiny, tiny_config, tokens
+from .tiny import logits, own_plan, spread, tiny, tiny_config, tokens
 
 
 def with_base(plan: ModelPlan, *bases: float) -> ModelPlan:
@@ -201,84 +199,6 @@ class TestScoreScale:
             patch(model, silent)
 
 
-class TestRefusals:
-    """What does not fit is said before anything is changed; the message names both sides."""
-
-    def test_number_of_layers(self) -> None:
-        model = tiny("llama")
-        plan = own_plan(tiny("llama", num_hidden_layers=3))
-        with pytest.raises(
-            ValueError, match=r"layers: the plan \(llama\) has 3 layers, the model \(LlamaModel\) has 2"
-        ):
-            patch(model, plan)
-
-    def test_head_dim(self) -> None:
-        plan = own_plan(tiny("llama", head_dim=32))
-        with pytest.raises(ValueError, match="the plan has 32, the model has 16"):
-            patch(tiny("llama"), plan)
-
-    def test_a_length_is_needed_where_frequencies_depend_on_it(self) -> None:
-        model = tiny("phi3-longrope")
-        with pytest.raises(ValueError, match=r"length: the frequencies of this plan \(longrope\) depend on the tokens"):
-            patch(model, own_plan(model))
-
-    def test_places_other_than_the_rotation(self) -> None:
-        model = tiny("llama")
-        plan = own_plan(model)
-        with pytest.raises(ValueError, match="embed: the plan adds learned positions"):
-            patch(model, replace(plan, embed=Embedding(kind="learned", rows=10)))
-        biased = replace(plan, layers=(LayerPlan(bias=Bias(kind="alibi")),) * 2)
-        with pytest.raises(ValueError, match=r"layers\[0\].bias: the plan adds 'alibi' to the scores"):
-            patch(model, biased)
-
-    def test_a_layer_that_turns_nothing(self) -> None:
-        model = tiny("smollm3")
-        plan = own_plan(tiny("smollm3", no_rope_layers=[1, 1]))
-        with pytest.raises(ValueError, match=r"layers\[1\].rotate: the plan turns .* the model turns nothing there"):
-            patch(model, plan)
-
-    def test_a_rotation_that_the_code_of_a_layer_leaves_out_is_found_when_it_runs(self) -> None:
-        model = tiny("cohere2")
-        plan = own_plan(model)
-        everywhere = replace(plan, layers=(plan.layers[0], replace(plan.layers[1], rotate=plan.layers[0].rotate)))
-        with (
-            patched(model, everywhere),
-            pytest.raises(RuntimeError, match=r"layers\[1\].rotate: .* the model's code for it does not"),
-        ):
-            logits(model, tokens(5))
-
-    def test_another_width_than_the_model_hands_over(self) -> None:
-        model = tiny("phi")
-        plan = own_plan(model)
-        wider = tuple(replace(layer, rotate=replace(layer.rotate, rotary_dim=16)) for layer in plan.layers)
-        # Phi slices the 8 channels that turn before it hands them over.
-        with patched(model, replace(plan, layers=wider)), pytest.raises(ValueError, match="hands over 8 channels"):
-            logits(model, tokens(5))
-
-    def test_tables_that_reach_arithmetic_fail(self) -> None:
-        tables = rotation.PositionTables(torch.arange(3)[None], torch.device("cpu"))
-        with pytest.raises(AttributeError, match=r"asked for \.unsqueeze of cos, sin or freqs_cis"):
-            modeling_llama.apply_rotary_pos_emb(torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4), *tables)
-        with patched(model := tiny("llama"), own_plan(model)), pytest.raises(RuntimeError, match="outside its decoder"):
-            modeling_llama.apply_rotary_pos_emb(torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4), *tables)
-
-    @pytest.mark.parametrize(
-        ("config", "loader", "has"),
-        [
-            ("GPT2Config", AutoModelForCausalLM, "gpt2 has no rotary positions; it has learned position embeddings"),
-            ("BertConfig", AutoModel, "bert has no rotary positions; it has learned position embeddings"),
-            ("T5Config", AutoModel, "t5 has no rotary positions; it has a learned bias on the scores by bucket"),
-            ("BloomConfig", AutoModelForCausalLM, "bloom has no rotary positions; it has ALiBi"),
-        ],
-    )
-    def test_a_model_without_rotary_says_what_it_has(self, config: str, loader: Any, has: str) -> None:
-        sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-        more = {"d_model": 32, "d_kv": 8, "d_ff": 32} if config == "T5Config" else {}
-        model = loader.from_config(getattr(transformers, config)(**(more or sizes)))
-        with pytest.raises(ValueError, match=has):
-            patch(model, own_plan(tiny("llama")))
-
-
 class TestForms:
     """Where the decoder is not the whole model, or is called in other ways."""
 
@@ -331,6 +251,14 @@ class TestForms:
             assert differs(logits(model, ids, **more), before) < 1e-4
             assert differs(logits(model, ids), text_only) < 1e-4
         assert differs(before, text_only) > 1e-2
+
+
+def test_a_compiled_model_is_the_same() -> None:
+    model, ids = tiny("llama"), tokens(40)
+    with patched(model, own_plan(model)):
+        before = logits(model, ids)
+        # The eager backend runs the traced graph as it is: what is tested is that tracing loses nothing.
+        assert differs(logits(torch.compile(model, backend="eager"), ids), before) < 1e-5
 
 
 def test_yarn_on_a_plain_llama_equals_a_model_configured_so() -> None:

@@ -37,7 +37,7 @@ def decode(model, ids: torch.Tensor, prompt: int) -> torch.Tensor:
     cache, out = DynamicCache(), []
     with torch.inference_mode():
         for part in (ids[:, :prompt], *ids[:, prompt:].split(1, dim=1)):
-            out.append(model(input_ids=part, past_key_values=cache, use_cache=True).logits)
+            out.append(model(input_ids=part, cache=cache, use_cache=True).logits)
     return torch.cat(out, dim=1)
 
 

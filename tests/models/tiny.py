@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -154,6 +153,3 @@ def logits(model: Any, ids: torch.Tensor, **more: Any) -> torch.Tensor:
 def spread(values: torch.Tensor) -> float:
     """The size that differences between logits are measured by: their standard deviation."""
     return float(values.double().std())
-
-
-Build = Callable[..., Any]

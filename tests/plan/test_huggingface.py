@@ -180,6 +180,10 @@ class TestWhatIsWrongIsRefusedByName:
                 "rope_parameters.rope_theta: got 10000.0; rope_theta beside it says 500000.0",
             ),
             (
+                llama(rotary_emb_base=10000),
+                "rotary_emb_base: got 10000; it is another name of rope_theta, and beside it the base is 500000.0",
+            ),
+            (
                 llama(layer_types=["full_attention"]),
                 "layer_types: got '1 names'; one per layer is needed: num_hidden_layers is 2",
             ),

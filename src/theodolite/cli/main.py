@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0 done, 2 bad input, 130 interrupted."""
     parser = argparse.ArgumentParser(
         prog="theodolite",
-        description="Position encodings for Transformers: how far do a model's positions hold, and what carries them further?",
+        description="How far do a model's positions hold, and what carries them further?",
     )
     parser.add_argument("--version", action="version", version=f"theodolite {theodolite.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)

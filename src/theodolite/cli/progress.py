@@ -16,7 +16,9 @@ class Progress:
             from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
         except ImportError as error:
-            raise ImportError("theodolite survey needs rich; install it with: pip install 'theodolite[survey]'") from error
+            raise ImportError(
+                "theodolite survey needs rich; install it with: pip install 'theodolite[survey]'"
+            ) from error
         self.console: Any = Console()
         self._begun = time.monotonic()
         columns = (
@@ -34,7 +36,9 @@ class Progress:
         self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bar.stop()
 
     def expect(self, total: float) -> None:

@@ -20,8 +20,8 @@ def add_parser(verbs: Any) -> None:
     parser = verbs.add_parser(
         "survey",
         help="measure how far a model's positions hold, under each RoPE scaling, on your text",
-        description="Measure where a model breaks as shipped, how each RoPE scaling does instead, whether far context is "
-        "used, what each costs on short text, and which one to take, with the settings to paste.",
+        description="Measure where a model breaks as shipped, how each RoPE scaling does instead, whether far context\n"
+        "is used, what each costs on short text, and which one to take, with the settings to paste.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -39,7 +39,9 @@ def add_parser(verbs: Any) -> None:
         help="UTF-8 text files, or moby-dick, chinese-classics (default: moby-dick)",
     )
     parser.add_argument("--join", action="store_true", help="make one document of all text files")
-    parser.add_argument("--to", type=_tokens, metavar="N", help="how far to go, in tokens (default: 1.5 x trained length)")
+    parser.add_argument(
+        "--to", type=_tokens, metavar="N", help="how far to go, in tokens (default: 1.5 x trained length)"
+    )
     parser.add_argument(
         "--scaling",
         default="none,linear,ntk,dynamic,yarn",
@@ -52,11 +54,13 @@ def add_parser(verbs: Any) -> None:
         type=int,
         default=2,
         metavar="K",
-        help="how many scalings to read in full besides the model as shipped, best by reach first (default: %(default)s)",
+        help="how many scalings to read in full beside the model as shipped, best by reach first (default: 2)",
     )
     parser.add_argument("--passkey", action="store_true", help="also hide a number in the text and ask for it (slow)")
     parser.add_argument("--no-far", action="store_true", help="leave out the far reach, to 4 x the trained length")
-    parser.add_argument("--dtype", default="auto", help="bfloat16, float32, float16 (default: what the device is fast at)")
+    parser.add_argument(
+        "--dtype", default="auto", help="bfloat16, float32, float16 (default: what the device is fast at)"
+    )
     parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of results (default: survey-MODEL)")
     parser.set_defaults(run=run, errors=_errors)
@@ -66,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     """Survey, draw, print."""
     from theodolite.cli.progress import Progress
     from theodolite.models.load import load
-    from theodolite.models.source import resolve, weights_bytes
+    from theodolite.models.source import resolve
     from theodolite.report import page, pictures, terminal
     from theodolite.survey import Settings, survey
     from theodolite.survey.memory import require_memory, survey_bytes
@@ -93,7 +97,9 @@ def run(options: argparse.Namespace) -> int:
     drawn = pictures.draw(summary, settings.out)
     report = page.write(summary, settings.out)
     terminal.render(summary, progress.console)
-    progress.console.print(f"\nreport: {report}\nnumbers: {settings.out / 'summary.json'}\npictures: {len(drawn)} in {settings.out}")
+    progress.console.print(
+        f"\nreport: {report}\nnumbers: {settings.out / 'summary.json'}\npictures: {len(drawn)} in {settings.out}"
+    )
     return 0
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from theodolite.models.decoder import Decoder, find_decoder, head_dim
+from theodolite.models.decoder import Decoder, find_decoder
 from theodolite.models.describe import why_not_rotary
-from theodolite.models.rotation import LayerRotation, PositionTables, install, release
-from theodolite.plan import LayerPlan, ModelPlan, Rotary
+from theodolite.models.fit import check_layer, check_length, check_rest
+from theodolite.models.hooks import CheckRotation, PatchedForward, SelectRotation
+from theodolite.models.rotation import install, release
+from theodolite.plan import ModelPlan
 
 _RECORD = "_theodolite_patch"
 
@@ -23,8 +24,9 @@ def patch(model: nn.Module, plan: ModelPlan, *, length: int | None = None) -> No
 
     Tables are computed once per forward and distinct rotary encoding, from the positions that the model gives its
     layers, and shared by all layers; each layer follows its own `plan.layers[i].rotate` (None: nothing turns) and
-    `score_scale`. Masks, windows and temperatures stay the model's own. No weight, buffer or config is changed.
-    A model that is patched already gets the new plan instead. Keys cached under one plan do not fit another.
+    `score_scale`. Masks, windows and temperatures stay the model's own, and the plan must say the same. No weight,
+    buffer or config is changed. A model that is patched already gets the new plan instead. Keys cached under one
+    plan do not fit another.
 
     Args:
         model: a causal language model of transformers with rotary positions, or one of images and text, whose
@@ -89,54 +91,11 @@ def current_plan(model: nn.Module) -> ModelPlan | None:
     return None if record is None else record.plan
 
 
-class _Forward:
-    """The patched `rotary_emb.forward`: takes note of the positions, computes nothing yet."""
-
-    def __init__(self, functions: tuple[tuple[str, str], ...], previous: Any) -> None:
-        self.functions, self.previous = functions, previous
-
-    def __call__(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> PositionTables:
-        # A copy or an unpickled model comes with its hooks, but no one has counted it yet.
-        for module_name, name in self.functions:
-            install(module_name, name, self)
-        return PositionTables(position_ids, x.device)
-
-
-class _Select:
-    """Before a decoder layer: the tables of this forward become the rotation of this layer."""
-
-    def __init__(self, rotary: Rotary | None) -> None:
-        self.rotary = rotary
-
-    def __call__(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return tuple(map(self._select, args)), {name: self._select(value) for name, value in kwargs.items()}
-
-    def _select(self, value: Any) -> Any:
-        if not isinstance(value, PositionTables):
-            return value
-        return LayerRotation(self.rotary, None if self.rotary is None else value.of(self.rotary))
-
-
-class _Check:
-    """After a decoder layer: a rotation that the plan asks for and the layer's code left out is an error."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def __call__(self, layer: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, LayerRotation) and value.rotary is not None and not value.used:
-                raise RuntimeError(
-                    f"layers[{self.index}].rotate: the plan turns queries and keys in this layer, and the model's "
-                    "code for it does not; give rotate=None for this layer"
-                )
-
-
 @dataclass(frozen=True)
 class _Record:
     plan: ModelPlan
     decoder: Decoder
-    forward: _Forward
+    forward: PatchedForward
     scalings: tuple[tuple[nn.Module, Any], ...]
 
 
@@ -149,14 +108,16 @@ def _patch(model: nn.Module, plan: ModelPlan) -> None:
     decoder = find_decoder(model)
     if decoder is None:
         raise ValueError(why_not_rotary(model))
-    scales = tuple(_check_layer(decoder, plan, index) for index in range(_check_length(decoder, plan)))
-    forward = _Forward(decoder.functions, decoder.rotary.__dict__.get("forward"))
+    check_length(decoder, plan)
+    check_rest(model, plan)
+    scales = tuple(check_layer(decoder, plan, index) for index in range(len(plan.layers)))
+    forward = PatchedForward(decoder.functions, decoder.rotary.__dict__.get("forward"))
     decoder.rotary.forward = forward  # type: ignore[method-assign]
     for module_name, name in decoder.functions:
         install(module_name, name, forward)
     for index, (layer, policy) in enumerate(zip(decoder.layers, plan.layers, strict=True)):
-        layer.register_forward_pre_hook(_Select(policy.rotate), with_kwargs=True)
-        layer.register_forward_hook(_Check(index), with_kwargs=True)
+        layer.register_forward_pre_hook(SelectRotation(policy.rotate), with_kwargs=True)
+        layer.register_forward_hook(CheckRotation(index), with_kwargs=True)
     scalings: list[tuple[nn.Module, Any]] = []
     for change in scales:
         if change is not None:
@@ -166,65 +127,12 @@ def _patch(model: nn.Module, plan: ModelPlan) -> None:
     setattr(model, _RECORD, _Record(plan, decoder, forward, tuple(scalings)))
 
 
-def _check_length(decoder: Decoder, plan: ModelPlan) -> int:
-    if len(plan.layers) != len(decoder.layers):
-        raise ValueError(
-            f"layers: the plan ({plan.model_type}) has {len(plan.layers)} layers, "
-            f"the model ({type(decoder.module).__name__}) has {len(decoder.layers)}"
-        )
-    if plan.embed is not None:
-        raise ValueError(f"embed: the plan adds {plan.embed.kind} positions to the embeddings; patch only rotates")
-    return len(plan.layers)
-
-
-def _check_layer(decoder: Decoder, plan: ModelPlan, index: int) -> tuple[nn.Module, float] | None:
-    """Raise where a layer's policy does not fit its module; the attention and its new score scale, if it changes."""
-    policy, attention = plan.layers[index], decoder.attention(index)
-    if policy.bias is not None:
-        raise ValueError(f"layers[{index}].bias: the plan adds {policy.bias.kind!r} to the scores; patch only rotates")
-    if attention is None:
-        if policy.rotate is not None:
-            raise ValueError(
-                f"layers[{index}].rotate: the plan turns queries and keys; the model has no attention there"
-            )
-        return None
-    if policy.rotate is not None:
-        width = head_dim(attention)
-        if width is not None and width != policy.rotate.head_dim:
-            raise ValueError(
-                f"layers[{index}].rotate.head_dim: the plan has {policy.rotate.head_dim}, the model has {width}"
-            )
-        if not getattr(attention, "use_rope", True):
-            raise ValueError(
-                f"layers[{index}].rotate: the plan turns queries and keys; the model turns nothing there (NoPE)"
-            )
-    return _score_scale(policy, attention, index)
-
-
-def _score_scale(policy: LayerPlan, attention: nn.Module, index: int) -> tuple[nn.Module, float] | None:
-    present = getattr(attention, "scaling", None)
-    if policy.score_scale is None:
-        width = head_dim(attention)
-        if isinstance(present, float) and width and not math.isclose(present, width**-0.5, rel_tol=1e-6):
-            raise ValueError(
-                f"layers[{index}].score_scale: the plan leaves it at head_dim ** -0.5 = {width**-0.5:.6g}, "
-                f"the model multiplies scores by {present:.6g}; say which in the plan"
-            )
-        return None
-    if not isinstance(present, (int, float)):
-        raise ValueError(f"layers[{index}].score_scale: the plan has {policy.score_scale}, the model keeps none to set")
-    # A difference in the last places is another order of the same multiplications; the model keeps its own.
-    if math.isclose(present, policy.score_scale, rel_tol=1e-9):
-        return None
-    return attention, policy.score_scale
-
-
 def _remove_hooks(layer: nn.Module) -> None:
     for hooks, with_kwargs in (
         (layer._forward_pre_hooks, layer._forward_pre_hooks_with_kwargs),
         (layer._forward_hooks, layer._forward_hooks_with_kwargs),
     ):
-        for key in [key for key, hook in hooks.items() if isinstance(hook, (_Select, _Check))]:
+        for key in [key for key, hook in hooks.items() if isinstance(hook, (SelectRotation, CheckRotation))]:
             del hooks[key]
             with_kwargs.pop(key, None)
 

@@ -1,4 +1,4 @@
-"""Reading a text through a causal language model: in chunks, at explicit positions, with side looks that leave no trace.
+"""Reading a text through a causal language model: in chunks, at explicit positions, with looks aside.
 
 The full logits and the full score matrix never exist: a chunk attends to what was read before it and
 to itself in two pieces, and its logits become two numbers a token. Shapes: S tokens of a chunk,

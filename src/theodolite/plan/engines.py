@@ -54,6 +54,8 @@ def settings(plan: ModelPlan, *, model: str, length: int, part: str | None = Non
 
 
 def _transformers(plan: ModelPlan, length: int) -> dict[str, Any]:
+    if family_of(plan.model_type).fixed:
+        raise PlanError("model_type", plan.model_type, "this family's code has one base and no scaling")
     keys: dict[str, Any] = {"rope_parameters": rope_parameters(plan), "max_position_embeddings": length}
     dynamic = [rotary.scaling for rotary in plan.rotaries if isinstance(rotary.scaling, DynamicNTK)]
     if dynamic:
@@ -71,11 +73,9 @@ def _engine_keys(plan: ModelPlan, length: int) -> dict[str, Any]:
     settled = plan.at_length(length) if _has(plan, DynamicNTK) else plan
     keys: dict[str, Any] = {"rope_parameters": rope_parameters(settled), "max_position_embeddings": length}
     latent = family_of(plan.model_type).latent
-    by_type = {id(rotary): rotary for rotary in settled.rotaries}
     for rope in _dicts(keys["rope_parameters"]):
-        scaling = next(
-            (rotary.scaling for rotary in by_type.values() if rotary.scaling.rope_type == rope["rope_type"]), Scaling()
-        )
+        same_type = (rotary.scaling for rotary in settled.rotaries if rotary.scaling.rope_type == rope["rope_type"])
+        scaling = next(same_type, Scaling())
         if isinstance(scaling, YaRN) and not latent and not math.isclose(_amplitude(scaling), 1.0, rel_tol=1e-9):
             # Older vLLM, and SGLang, multiply m(1) by `attn_factor` and read no `attention_factor`.
             for name in ("mscale", "mscale_all_dim"):

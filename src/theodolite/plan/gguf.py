@@ -14,13 +14,14 @@ The keys are translated into the config of the same family, so that layer patter
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from theodolite.plan.errors import PlanError, require_one_of
-from theodolite.plan.gguf_architectures import ARCHITECTURES, UNROTATED
+from theodolite.plan.gguf_architectures import ARCHITECTURES, LOCAL_BASES, QUERY_SCALARS, UNROTATED, WINDOWED
 from theodolite.plan.huggingface import read_config
 from theodolite.plan.model import LayerPlan, ModelPlan
 from theodolite.plan.rotary import Rotary
@@ -104,7 +105,6 @@ def _common(architecture: str, family: str, get: Any) -> dict[str, Any]:
         "hidden_size": get("embedding_length"),
         "max_position_embeddings": get("context_length"),
         "sliding_window": get("attention.sliding_window"),
-        "query_pre_attn_scalar": None,
         "pad_token_id": 0,
         "relative_attention_num_buckets": get("attention.relative_buckets_count"),
     }
@@ -130,26 +130,18 @@ def _add_rotation(
         config.update(qk_rope_head_dim=turned, qk_nope_head_dim=width - turned)
     else:
         config["rotary_dim"] = turned
-    if family in ("gemma3_text", "modernbert"):
-        local = float(get("rope.freq_base_swa") or 10000.0)
-        names = ("rope_theta", "rope_local_base_freq")
-        config.update(
-            zip(
-                names if family == "gemma3_text" else ("global_rope_theta", "local_rope_theta"),
-                (base, local),
-                strict=True,
-            )
-        )
-    else:
-        config["rope_theta"] = base
-    if family in ("gemma2", "gemma3_text"):
-        # The multiplier of the scores is no metadata key: llama.cpp has it by the model's size.
-        config["query_pre_attn_scalar"] = width
+    config[LOCAL_BASES.get(family, ("rope_theta", ""))[0]] = base
+    if family in LOCAL_BASES:
+        config[LOCAL_BASES[family][1]] = float(get("rope.freq_base_swa") or 10000.0)
+    if family in QUERY_SCALARS:
+        # No metadata key has it: llama.cpp knows the largest model of each family by its layers.
+        largest = config["num_hidden_layers"] == QUERY_SCALARS[family]
+        config["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"] if largest else width
     if get("attention.scale") is not None:
         config["attention_multiplier"] = get("attention.scale")
-    config["use_sliding_window"] = config.get("sliding_window") is not None
-    if config["use_sliding_window"]:
-        config["max_window_layers"] = 0
+    window = config.pop("sliding_window", None)
+    if window is not None and family in WINDOWED:
+        config["local_attention" if family == "modernbert" else "sliding_window"] = window
     config["rope_scaling"] = rope or None
 
 
@@ -185,6 +177,10 @@ def _scaling(architecture: str, get: Any, divisors: Mapping[str, Sequence[float]
         "beta_slow": get("rope.scaling.yarn_beta_slow"),
     }
     multiplier = get("rope.scaling.yarn_log_multiplier")
+    own = get("rope.scaling.attn_factor")
+    if own is not None and own != 1.0:
+        # It multiplies the one that llama.cpp has for YaRN by itself.
+        rope["attention_factor"] = own * (0.1 * math.log(factor) + 1.0)
     if multiplier:
         # The converter writes a tenth of mscale_all_dim, and llama.cpp takes mscale to be the same.
         rope.update(mscale=10 * multiplier, mscale_all_dim=10 * multiplier)

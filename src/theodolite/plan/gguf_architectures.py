@@ -64,3 +64,12 @@ UNROTATED: dict[str, str] = {
     "gpt2": "gpt2", "bloom": "bloom", "mpt": "mpt", "mamba": "mamba", "mamba2": "mamba2", "bert": "bert", "t5": "t5",
     "jamba": "jamba",
 }  # fmt: skip
+# Families to whose layers llama.cpp gives the stated window; the others see everything, whatever the file says.
+WINDOWED = ("gemma2", "gemma3_text", "cohere2", "gpt_oss", "exaone4", "afmoe", "modernbert", "phi3")
+# Families with two bases: the config keys of the one of the far layers and of the one of the windowed layers.
+LOCAL_BASES = {
+    "gemma3_text": ("rope_theta", "rope_local_base_freq"),
+    "modernbert": ("global_rope_theta", "local_rope_theta"),
+}
+# Layers of the largest model of the families that scale their scores by a number of their own.
+QUERY_SCALARS = {"gemma2": 46, "gemma3_text": 62}

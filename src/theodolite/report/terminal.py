@@ -73,7 +73,8 @@ def render(summary: Summary, console: Console) -> None:
         say(f"{plain(engine)}:", "bold")
         # Wrapped by the terminal if at all, so that it can be copied as one line.
         text = setting if isinstance(setting, str) else json.dumps(setting, ensure_ascii=False)
-        console.print(Text(plain(text)), soft_wrap=True, highlight=False)
+        for line in text.splitlines():
+            console.print(Text(plain(line)), soft_wrap=True, highlight=False)
     say("")
     for name, sentence in summary["definitions"].items():
         say(f"{plain(name).replace('_', ' ')}: {plain(sentence)}", "dim")

@@ -69,7 +69,8 @@ class Store:
 
     def array(self, cell: Cell) -> NDArray[np.float32]:
         """The row of numbers stored with a finished cell."""
-        return np.load(self._array_path(cell_key(cell)), allow_pickle=False)
+        row: NDArray[np.float32] = np.load(self._array_path(cell_key(cell)), allow_pickle=False)
+        return row
 
     def put(self, cell: Cell, result: Result, *, array: NDArray[np.float32] | None = None, **notes: Any) -> Result:
         """Write a finished cell; `notes` (its seconds, say) stand beside the result and are not part of it."""

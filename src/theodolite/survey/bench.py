@@ -5,21 +5,31 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
 from theodolite.models import patched
 from theodolite.models.load import LoadedModel
 from theodolite.plan import ModelPlan
 from theodolite.runs import Result, Store
+from theodolite.survey.passes import Nats
 from theodolite.survey.texts import Document
 
 # Raised when an instrument measures something else than before under the same settings.
 _VERSION = 1
 
 Advance = Callable[[float], None]
+Cells = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What an instrument gives: a few cells of plain data, and a long row of numbers where it has one."""
+
+    cells: Cells = field(default_factory=list)
+    row: Nats | None = None
 
 
 class Listener(Protocol):
@@ -47,67 +57,74 @@ class Bench:
         self.listener = listener
         config = loaded.model.config.get_text_config()
         width = config.num_attention_heads * max(rotary.head_dim for rotary in loaded.plan.rotaries)
-        # Operations of attention over those of the weights, per token of context; attention runs at about half the speed.
+        # Operations of attention over those of the weights, per token of context, at about half their speed.
         self._quadratic = 2 * len(loaded.plan.layers) * width / loaded.model.num_parameters()
 
     def reading(self, tokens: int, after: int = 0) -> float:
         """The work of reading `tokens` tokens after `after` others, in tokens of a short text."""
-        return tokens + self._quadratic * tokens * (after + tokens / 2)
+        return float(tokens + self._quadratic * tokens * (after + tokens / 2))
 
     def measure(
         self,
         what: str,
-        instrument: str,
+        cell: dict[str, Any],
         plan: ModelPlan,
         document: Document,
-        settings: dict[str, Any],
         work: float,
-        run: Callable[[Any, Advance], Result | NDArray[np.float32] | tuple[NDArray[np.float32], Result]],
-    ) -> tuple[Result, NDArray[np.float32] | None]:
-        """The result of a cell, and its row of numbers where it has one.
+        run: Callable[[Any, Tensor, Advance], Measured],
+    ) -> Measured:
+        """The result of a cell, measured now if it is not in the store.
 
         Args:
             what: a few words for who watches.
+            cell: with the model, its dtype, the document and the plan, all that the result depends on.
             plan: what the model is patched with; its frequencies must be settled.
-            settings: with instrument, model, dtype, tokens and frequencies, all that the result depends on.
             work: how much is done when the cell is.
-            run: given the patched model and a way to say how much is done, measures: a result, a row of
-                numbers (kept in a file of its own), or a row and a result.
+            run: given the patched model, the document's tokens and a way to say how much is done, measures.
         """
         cell = {
             "version": _VERSION,
-            "instrument": instrument,
             "model": self.loaded.fingerprint,
             "dtype": str(self.loaded.model.dtype).removeprefix("torch."),
             "text": document.sha256,
             "positions": positions_digest(plan),
-            **settings,
+            **cell,
         }
         found = self.store.get(cell)
         if found is None:
-            self.listener.working(what)
-            done = 0.0
-
-            def advance(to: float) -> None:
-                nonlocal done
-                self.listener.advance(to - done)
-                done = to
-
-            begun = time.perf_counter()
-            with patched(self.loaded.model, plan) as model:
-                measured = run(model, advance)
-            row, result = _apart(measured)
-            seconds = round(time.perf_counter() - begun, 2)
-            found = self.store.put(cell, {**result, "row": row is not None}, array=row, what=what, seconds=seconds)
-            advance(work)
+            found = self._run(what, cell, plan, document, work, run)
         else:
             self.listener.advance(work)
-        result = {name: value for name, value in found.items() if name != "row"}
-        return result, self.store.array(cell) if found["row"] else None
+        return Measured(cells=found["cells"], row=self.store.array(cell) if found["row"] else None)
+
+    def _run(
+        self,
+        what: str,
+        cell: dict[str, Any],
+        plan: ModelPlan,
+        document: Document,
+        work: float,
+        run: Callable[[Any, Tensor, Advance], Measured],
+    ) -> Result:
+        done = 0.0
+
+        def advance(to: float) -> None:
+            nonlocal done
+            self.listener.advance(to - done)
+            done = to
+
+        self.listener.working(what)
+        begun = time.perf_counter()
+        with patched(self.loaded.model, plan) as model:
+            measured = run(model, document.tokens, advance)
+        seconds = round(time.perf_counter() - begun, 2)
+        advance(work)
+        result = {"cells": measured.cells, "row": measured.row is not None}
+        return self.store.put(cell, result, array=measured.row, what=what, seconds=seconds)
 
 
 def positions_digest(plan: ModelPlan) -> str:
-    """A hash of all that a patch takes from a plan whose frequencies are settled: angles, amplitude, score scale, masks."""
+    """A hash of what a patch takes from a plan whose frequencies are settled: angles, amplitudes, scales, masks."""
     digest = hashlib.sha256()
     for layer in plan.layers:
         rotate = layer.rotate
@@ -116,11 +133,3 @@ def positions_digest(plan: ModelPlan) -> str:
             digest.update(repr((rotate.attention_factor(), rotate.interleaved, rotate.trailing)).encode())
         digest.update(repr((layer.score_scale, layer.temperature, layer.mask)).encode())
     return digest.hexdigest()[:24]
-
-
-def _apart(measured: Any) -> tuple[NDArray[np.float32] | None, Result]:
-    if isinstance(measured, tuple):
-        return measured[0], measured[1]
-    if isinstance(measured, np.ndarray):
-        return measured, {}
-    return None, measured

@@ -13,7 +13,7 @@ _GIB = 2**30
 
 
 def survey_bytes(model: Any, plan: ModelPlan, *, length: int) -> int:
-    """Bytes that reading `length` tokens takes beyond the weights: keys, values, and one chunk's activations and logits."""
+    """Bytes that reading `length` tokens takes beyond the weights: keys, values, one chunk's activations and logits."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = max(rotary.head_dim for rotary in plan.rotaries)

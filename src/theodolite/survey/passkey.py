@@ -1,4 +1,4 @@
-"""The passkey test: a number hidden in a text and asked for at its end. One reading a cell; necessary, far from sufficient."""
+"""The passkey test: a number hidden in a text and asked for at its end. Necessary, far from sufficient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _QUESTION = "\nWhat is the pass key? The pass key is "
 
 
 def passkey_prompt(tokenizer: Any, text: Tensor, *, length: int, depth: float) -> tuple[Tensor, Tensor]:
-    """Prompt (length - digits,) and the digits (D,) that should follow it, so that the two together are `length` tokens.
+    """Prompt (length - D,) and the digits (D,) that should follow it: `length` tokens together.
 
     The needle lies at `depth` of the filler, which is `text`. Where the prompt ends is found by tokenizing question
     and answer together: many tokenizers write a number with a token for the space before it, and a prompt without it

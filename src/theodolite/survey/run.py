@@ -9,14 +9,14 @@ from typing import Any
 from theodolite.models.load import LoadedModel
 from theodolite.runs import Store, write_atomically
 from theodolite.survey import verdict
-from theodolite.survey.bench import Bench, Listener
-from theodolite.survey.instruments import Cells, Instruments
+from theodolite.survey.bench import Bench, Cells, Listener
+from theodolite.survey.instruments import Instruments
 from theodolite.survey.passages import spread_starts
 from theodolite.survey.passes import Nats
 from theodolite.survey.reach import spread_chunks
 from theodolite.survey.scalings import Candidate, parse_scalings
 from theodolite.survey.settings import Settings, checked_length
-from theodolite.survey.summary import Measured, summarize
+from theodolite.survey.summary import Findings, summarize
 from theodolite.survey.texts import read_documents
 
 
@@ -46,7 +46,7 @@ def survey(loaded: LoadedModel, settings: Settings, listener: Listener) -> dict[
     return summary
 
 
-def _measure(instruments: Instruments, candidates: list[Candidate], settings: Settings) -> Measured:
+def _measure(instruments: Instruments, candidates: list[Candidate], settings: Settings) -> Findings:
     listener = instruments.bench.listener
     listener.expect(_work(instruments, candidates, settings))
     spread: dict[str, Cells] = {}
@@ -71,7 +71,7 @@ def _measure(instruments: Instruments, candidates: list[Candidate], settings: Se
         for candidate in candidates
     }
     passkey = [cell for candidate in chosen for cell in instruments.passkey(candidate)] if settings.passkey else None
-    return Measured(
+    return Findings(
         spread=spread,
         far=far,
         threshold=_threshold(instruments),
@@ -89,7 +89,7 @@ def _best(candidates: list[Candidate], spread: dict[str, Cells], passes: int) ->
 
 
 def _threshold(instruments: Instruments) -> float | None:
-    """Accuracy above which a distance counts as reached: from what the shipped model copies within its trained length."""
+    """Accuracy from which a distance counts as reached, by what the shipped model copies from near by."""
     form = instruments.form
     starts = [spread_starts(begin, begin + form.chunk, form.passages) for begin in spread_chunks(form, instruments.to)]
     guessed = verdict.mean_accuracy(instruments.guesses(starts))

@@ -76,7 +76,7 @@ def checked_length(settings: Settings, plan: ModelPlan) -> int:
 
 
 def checkpoints(trained: int, to: int) -> list[int]:
-    """Lengths at which recall is tried: half the trained length and all of it, then on to `to` in at most four steps."""
+    """Lengths at which recall is tried: half and all of the trained length, then `to` in at most four steps."""
     if to <= trained:
         return sorted({max(to // 2, 1), to})
     steps = min(4, max(1, round((to - trained) / (trained / 2))))

@@ -13,7 +13,8 @@ from theodolite.plan.describe import describe
 from theodolite.plan.engines import settings as engine_settings
 from theodolite.plan.huggingface import rope_parameters
 from theodolite.survey import verdict
-from theodolite.survey.instruments import Cells, Instruments, Read
+from theodolite.survey.bench import Cells
+from theodolite.survey.instruments import Instruments, Read
 from theodolite.survey.passes import Nats
 from theodolite.survey.scalings import AS_SHIPPED, Candidate
 
@@ -21,7 +22,7 @@ SCHEMA = "theodolite.survey/1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class Findings:
     """All that a survey measured; dictionaries are by name of candidate."""
 
     spread: dict[str, Cells]
@@ -33,10 +34,10 @@ class Measured:
     passkey: Cells | None
 
 
-def summarize(instruments: Instruments, candidates: list[Candidate], measured: Measured) -> dict[str, Any]:
+def summarize(instruments: Instruments, candidates: list[Candidate], measured: Findings) -> dict[str, Any]:
     """The summary of a survey; its fields are documented in docs/summary.md."""
     loaded, trained, to = instruments.bench.loaded, instruments.trained, instruments.to
-    window = None
+    window: dict[str, Any] | None = None
     if measured.window is not None:
         window = {
             "window": trained,
@@ -70,7 +71,7 @@ def summarize(instruments: Instruments, candidates: list[Candidate], measured: M
     }
 
 
-def _scaling(instruments: Instruments, candidate: Candidate, shipped: ModelPlan, measured: Measured) -> dict[str, Any]:
+def _scaling(instruments: Instruments, candidate: Candidate, shipped: ModelPlan, measured: Findings) -> dict[str, Any]:
     name, read = candidate.name, measured.read.get(candidate.name)
     plain, scaled = _changed_rotary(shipped, candidate.plan)
     own, base = (np.exp(verdict.mean_nats(rows)) for rows in (measured.short[name], measured.short[AS_SHIPPED]))

@@ -53,7 +53,7 @@ def read_text(source: str) -> tuple[str, str]:
 
 
 def tokenize(tokenizer: Any, text: str, *, at_least: int) -> Tensor:
-    """The first tokens of `text`, shape (T,), `at_least` so many if it has them; what the tokenizer puts in front stays.
+    """The first tokens of `text`, shape (T,): `at_least` so many if it has them, what is put in front included.
 
     A book is not tokenized to its end for the sake of its first pages.
     """

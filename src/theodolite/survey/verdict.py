@@ -24,25 +24,26 @@ _RESAMPLES = 1000
 
 DEFINITIONS = {
     "reaches": (
-        "The longest measured distance up to which copying holds, at every distance measured: accuracy at least halfway "
-        "between what the shipped model guesses without the text and what it copies from near by. From the spread reach."
+        "The longest measured distance up to which copying holds, at every distance measured: accuracy at least "
+        "halfway between what the shipped model guesses without the text and what it copies from near by. From the "
+        "spread reach."
     ),
     "holds_to": (
         "The end of the last band of positions up to which every band's perplexity is within 10.5 % (0.1 nats) of the "
         "reference on the same tokens: the shipped model inside its trained length, the truncated window past it."
     ),
     "recall": (
-        "At a length, passages from several depths are begun again with 12 tokens; the accuracy is the share of the next "
-        "32 tokens that were the most likely one. 'Alone' is the shipped model's, with nothing before the 12 tokens."
+        "At a length, passages from several depths are begun again with 12 tokens; the accuracy is the share of the "
+        "next 32 tokens that were the most likely one. 'Alone' is the shipped model's, with nothing before the 12."
     ),
     "truncated_window": (
         "The shipped model that sees only the last tokens, up to its trained length, at positions from 0: the honest "
         "baseline, for whoever needs only the next token."
     ),
     "recommendation": (
-        "Among the scalings that were read in full and hold to the length asked, the one that recalls most there, if that "
-        f"is at least {BETTER_BY:.2f} more than the shipped model recalls; of scalings within {SAME_WITHIN:.2f}, the one "
-        "that costs least on short text. Nothing is recommended that was not read in full."
+        "Among the scalings that were read in full and hold to the length asked, the one that recalls most there, if "
+        f"that is at least {BETTER_BY:.2f} more than the shipped model recalls; of scalings within {SAME_WITHIN:.2f}, "
+        "the one that costs least on short text. Nothing is recommended that was not read in full."
     ),
 }
 
@@ -57,7 +58,7 @@ class Interval:
 
 
 def interval_of_mean(documents: list[Nats]) -> Interval:
-    """The mean of all tokens and its 95 % bootstrap interval, over blocks of 32 tokens: neighbours are not independent."""
+    """The mean of all tokens, its 95 % interval by bootstrap over blocks of 32: neighbours are not independent."""
     blocks = [row[i : i + _BLOCK] for row in documents for i in range(0, len(row), _BLOCK)]
     sums = np.asarray([block.sum(dtype=np.float64) for block in blocks])
     sizes = np.asarray([len(block) for block in blocks])
@@ -116,7 +117,7 @@ def holds_to(
 ) -> int | None:
     """The end of the last band, from the first on, within HOLDS_WITHIN of the reference; None where there is no pass.
 
-    `own` and `shipped` are bands of the same edges; `window` are those of the truncated window, past the trained length.
+    `own` and `shipped` are bands of the same edges; `window` are the truncated window's, past the trained length.
     """
     if not own:
         return None
@@ -183,36 +184,35 @@ def _chosen(chosen: dict[str, Any], shipped: dict[str, Any], to: int, window: di
     last, shipped_last = chosen["bands"][-1], shipped["bands"][-1]
     alone = float(np.mean([c["accuracy_alone"] for c in chosen["recall"] if c["length"] == to]))
     text = (
-        f"{chosen['name']} holds to {to:,}: perplexity {last['perplexity']:.1f} over the last {last['to'] - last['from']:,} "
-        f"tokens, where the shipped model has {shipped_last['perplexity']:.1f}. At {to:,} tokens it continues "
-        f"{recall_at(chosen, to):.0%} of passages read anywhere before, the shipped model {recall_at(shipped, to):.0%}, "
-        f"and {alone:.0%} can be guessed without the text. On short text it costs {chosen['short_cost']['ratio'] - 1:+.1%} "
-        "in perplexity."
+        f"{chosen['name']} holds to {to:,}: perplexity {last['perplexity']:.1f} over the last "
+        f"{last['to'] - last['from']:,} tokens, where the shipped model has {shipped_last['perplexity']:.1f}. At "
+        f"{to:,} tokens it recalls {recall_at(chosen, to):.0%} of what was read anywhere before, the shipped model "
+        f"{recall_at(shipped, to):.0%}, and {alone:.0%} can be guessed without the text. On short text its perplexity "
+        f"is {chosen['short_cost']['ratio'] - 1:+.1%}."
     )
     if window is None:
         return text
     truncated = window["bands"][-1]["perplexity"]
     verdict = (
-        "no scaling is needed for the next token alone: cut the text instead"
+        "so for the next token alone no scaling is needed: cut the text instead"
         if truncated <= last["perplexity"] * 1.02
         else "so the far context helps the next token too"
     )
-    return (
-        f"{text} The shipped model with only the last {window['window']:,} tokens has {truncated:.1f} there, {verdict}."
-    )
+    return f"{text} The shipped model seeing only the last {window['window']:,} tokens has {truncated:.1f}, {verdict}."
 
 
 def _shipped_holds(shipped: dict[str, Any], to: int, best: float, any_holds: bool) -> str:
     own = recall_at(shipped, to) or 0.0
     other = f"the best scaling {best:.0%}" if any_holds else "no scaling holds"
-    return f"The shipped model holds to {to:,} by itself and continues {own:.0%} of passages there, {other}."
+    return f"The shipped model holds to {to:,} by itself and recalls {own:.0%} of what was read, {other}."
 
 
 def _truncate(scalings: list[dict[str, Any]], to: int, trained: int, shipped_recall: float) -> str:
     tried = ", ".join(f"{s['name']} to {s['holds_to']:,}" for s in scalings[1:] if s["holds_to"] is not None)
     return (
-        f"No scaling that was read in full both holds to {to:,} and recalls {BETTER_BY:.0%} more than the shipped model "
-        f"({shipped_recall:.0%}); they hold: {tried or 'none was read'}. Cut the text to the last {trained:,} tokens."
+        f"No scaling that was read in full both holds to {to:,} and recalls more than the shipped model "
+        f"({shipped_recall:.0%}); they hold: {tried or 'none was read'}. Take the model as shipped and cut the text to "
+        f"the last {trained:,} tokens."
     )
 
 

@@ -13,6 +13,7 @@ FULL = ("full_attention", "attention", "hybrid", "indexed_attention", "deepseek_
         "qwen_sparse_attention", "minimax_m3_sparse", "global_attention")  # fmt: skip
 SLIDING = ("sliding_attention", "hybrid_sliding", "local_attention")
 CHUNKED = ("chunked_attention",)
+ATTENTION = (*FULL, *SLIDING, *CHUNKED)
 NO_ATTENTION = ("linear_attention", "mamba", "mamba2", "conv", "moe", "recurrent", "mlp", "cross_attention")
 
 
@@ -114,8 +115,7 @@ def _mask(config: Config, family: Family, layer_type: str | None) -> Mask:
         return Mask(causal=causal, sliding_window=_window(config, causal), sinks=sinks)
     if layer_type in CHUNKED:
         return Mask(causal=causal, chunk=need(config, "attention_chunk_size"), sinks=sinks)
-    known = FULL + SLIDING + CHUNKED + NO_ATTENTION
-    raise PlanError("layer_types", layer_type, f"known kinds of layer: {', '.join(known)}")
+    raise PlanError("layer_types", layer_type, f"known kinds of layer: {', '.join(ATTENTION + NO_ATTENTION)}")
 
 
 def _window(config: Config, causal: bool) -> int:

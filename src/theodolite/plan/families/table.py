@@ -118,14 +118,15 @@ _COHERE2 = Family(interleaved=True, pattern=every("sliding_window_pattern", 4), 
 
 # Families that transformers' convention describes in full.
 _PLAIN = (
-    "llama", "apertus", "arcee", "aria_text", "bitnet", "cwm", "dbrx", "diffllama", "doge", "dots1", "emu3", "falcon_h1",
-    "flex_olmo", "fuyu", "gemma", "got_ocr2", "gpt_neox_japanese", "hy_v3", "jais2", "jetmoe", "laguna", "lara_mini",
-    "lfm2_moe", "lfm3", "mellum", "minimax", "minimax_m2", "ministral", "olmo", "olmo2", "olmo_hybrid", "olmoe",
-    "seed_oss", "solar_open", "zaya",
+    "llama", "apertus", "arcee", "aria_text", "bitnet", "cwm", "dbrx", "diffllama", "doge", "dots1", "emu3",
+    "falcon_h1", "flex_olmo", "fuyu", "gemma", "got_ocr2", "gpt_neox_japanese", "hy_v3", "jais2", "jetmoe",
+    "lfm2_moe", "minimax", "minimax_m2", "ministral", "olmo", "olmo2", "olmo_hybrid",
+    "olmoe", "seed_oss", "solar_open",
 )  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(_PLAIN, Family()),
+    **dict.fromkeys(("laguna", "mellum", "lfm3", "mimo_v2_flash"), Family(nested=_SLIDING_FULL)),
     **dict.fromkeys(("cohere", "ernie4_5", "ernie4_5_moe", "helium"), _INTERLEAVED),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "longcat_flash", "axk1"), _LATENT),
     **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa", "youtu"), _LATENT),
@@ -162,13 +163,14 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": Family(pattern=every("sliding_window_pattern", 2), sinks=True),
     "granitemoehybrid": replace(_GRANITE, rotates_if=("position_embedding_type", "rope")),
     "lfm2": Family(pattern=_indexed("full_attn_idxs", "conv")),
+    # The model hands its full layers no angles at all.
+    "lara_mini": Family(unrotated=("full_attention",)),
     "llama4": Family(
         interleaved=True,
         pattern=_llama4_types,
         defaults={"no_rope_layer_interval": 4, "attn_temperature_tuning": True, "attn_scale": 0.1, "floor_scale": 8192},
     ),
     "minicpm3": Family(latent=True),
-    "mimo_v2_flash": Family(nested=_SLIDING_FULL),
     "ministral3": _MINISTRAL,
     "mistral4": replace(_MINISTRAL, interleaved=True, latent=True),
     "mllama_text_model": Family(pattern=_mllama_types),
@@ -186,6 +188,7 @@ FAMILIES: dict[str, Family] = {
     "roformer": Family(interleaved=True, causal=False, default_bases={"": 1e4}, fixed=True),
     "smollm3": Family(defaults={"no_rope_layer_interval": 4}),
     "vaultgemma": Family(score_scale=_query_pre_attn_scalar),
+    "zaya": Family(nested=("hybrid", "hybrid_sliding")),
     "zamba2": Family(score_scale=_half_head, rotates_if=("use_mem_rope", True)),
 }
 

@@ -19,6 +19,7 @@ from theodolite.plan.families import (
     unreadable,
 )
 from theodolite.plan.families.family import NAMES, Config, get, need
+from theodolite.plan.families.layers import ATTENTION
 from theodolite.plan.huggingface.layer_rotary import head_dim_of, rotary_of, score_scale_of
 from theodolite.plan.huggingface.rope_dict import ALIASES, RopeDict, read_rope_dict
 from theodolite.plan.model import ModelPlan
@@ -161,7 +162,8 @@ def _refuse_strays(rope: Mapping[str, Any], labels: set[str | None], name: str) 
         remains = (
             value is None or (key == "rope_type" and value == "default") or (key == "rope_theta" and value in bases)
         )
-        if key not in labels and not remains:
+        # A family's defaults may name a kind of layer that this model has none of.
+        if key not in labels and key not in ATTENTION and not remains:
             raise PlanError(f"{name}.{key}", value, f"no layer is of this type: {', '.join(sorted(map(str, labels)))}")
 
 
@@ -185,6 +187,9 @@ def _settled(config: Config, family: Family, rope: Mapping[str, Any], label: str
 def _base(config: Config, family: Family, rope: RopeDict, label: str, name: str) -> float:
     key = family.bases.get(label, "rope_theta")
     beside = get(config, key)
+    for other in NAMES.get(key, ()):
+        if config.get(other) not in (None, beside):
+            raise PlanError(other, config[other], f"it is another name of {key}, and beside it the base is {beside!r}")
     if beside is None and key != "rope_theta" and key in config:
         # ModernBERT: a local base of null is the global one.
         beside = get(config, next(iter(family.bases.values())))
