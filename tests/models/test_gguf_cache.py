@@ -8,13 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from theodolite.models import LoadError, gguf_cache, load, resolve, weights_bytes
+from theodolite.models import LoadError, gguf_cache, load, patched, resolve, weights_bytes
 from theodolite.models.gguf_header import read_header
 
-from .tiny import logits, spread, tokens
+from .tiny import logits, own_plan, spread, tiny, tokens
 from .tiny_files import write_gguf
 
 _CONVERT = """
@@ -89,6 +90,40 @@ class TestConversion:
         assert gguf_cache.cache_folder("/z") == Path("/z")
 
 
+class TestScaling:
+    """transformers reads rope.scaling of gpt-oss only: other models would run unscaled, without a word."""
+
+    @pytest.mark.parametrize("kind", ["linear", "yarn"])
+    def test_what_the_file_states_reaches_the_model(self, tmp_path: Path, kind: str) -> None:
+        write_gguf(tmp_path / "scaled.gguf", scaling=kind)
+        original = {"original_max_position_embeddings": 2048} if kind == "yarn" else {}
+        judge = tiny("llama", rope_parameters={"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **original})
+        loaded = load(str(tmp_path / "scaled.gguf"), dtype=torch.float32, device="cpu", cache=tmp_path / "cache")
+        truth = logits(judge, tokens(50))
+        assert float((logits(loaded.model, tokens(50)) - truth).abs().max()) < 1e-5 * spread(truth)
+        assert loaded.plan.rotaries == own_plan(judge).rotaries
+
+    def test_divisors_of_llama_3_1(self, tmp_path: Path) -> None:
+        divisors = (1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
+        model = write_gguf(tmp_path / "scaled.gguf", divisors=divisors)
+        loaded = load(str(tmp_path / "scaled.gguf"), dtype=torch.float32, device="cpu", cache=tmp_path / "cache")
+        (rotary,), plain = loaded.plan.rotaries, own_plan(model).rotaries[0]
+        assert np.array_equal(rotary.inv_freq(length=50), plain.inv_freq() / np.array(divisors))
+        assert rotary.attention_factor() == 1.0
+        # transformers, by the restated config, and ours, patched in, agree.
+        theirs = logits(loaded.model, tokens(50))
+        with patched(loaded.model, loaded.plan):
+            assert float((logits(loaded.model, tokens(50)) - theirs).abs().max()) < 1e-4 * spread(theirs)
+        assert float((theirs - logits(model, tokens(50))).abs().max()) > 1e-3 * spread(theirs)
+
+    def test_a_scaling_that_is_not_read(self, tmp_path: Path) -> None:
+        write_gguf(tmp_path / "scaled.gguf", scaling="longrope")
+        with pytest.raises(
+            LoadError, match=r"scaled.gguf scales its rotary positions in a way that is not read: rope_factors_long"
+        ):
+            load(str(tmp_path / "scaled.gguf"), cache=tmp_path / "cache")
+
+
 class TestFaults:
     """Killed, raced, full, damaged."""
 
@@ -129,14 +164,6 @@ class TestFaults:
         monkeypatch.setattr(gguf_cache.shutil, "disk_usage", lambda folder: usage)
         with pytest.raises(LoadError, match=r"has 0.0 GB free and the conversion needs 0.1 GB; set THEODOLITE_CACHE"):
             gguf_cache.converted(resolve(str(file)), cache=tmp_path / "cache")
-
-    def test_a_scaling_that_transformers_would_drop(self, tmp_path: Path) -> None:
-        """transformers reads rope.scaling of gpt-oss only: the model would run with the wrong frequencies, silently."""
-        write_gguf(tmp_path / "scaled.gguf", scaling="yarn")
-        with pytest.raises(
-            LoadError, match=r"scales its rotary positions \(rope.scaling.type=yarn\), and transformers"
-        ):
-            load(str(tmp_path / "scaled.gguf"), cache=tmp_path / "cache")
 
     @pytest.mark.parametrize(
         ("content", "says"),

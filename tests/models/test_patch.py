@@ -108,6 +108,15 @@ class TestOrder:
             assert torch.equal(logits(model, ids), before)
         assert current_plan(model) is None
 
+    def test_a_model_and_its_decoder_are_one(self) -> None:
+        model, ids = tiny("llama"), tokens(40)
+        plain, plan = logits(model, ids), own_plan(model).with_scaling(Linear(factor=4.0))
+        patch(model, own_plan(model))
+        patch(model.model, plan)
+        assert current_plan(model) == plan
+        unpatch(model)
+        assert torch.equal(logits(model, ids), plain)
+
     def test_models_in_one_process_do_not_meet(self) -> None:
         one, two, ids = tiny("llama"), tiny("llama"), tokens(40)
         plain = logits(two, ids)

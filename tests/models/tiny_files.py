@@ -32,8 +32,13 @@ def write_folder(folder: Path, family: str = "llama", **changes: Any) -> Any:
     return model
 
 
-def write_gguf(path: Path, *, scaling: str | None = None) -> Any:
-    """Write the tiny Llama as a GGUF file in float32, q and k rows interleaved, and return the model."""
+def write_gguf(path: Path, *, scaling: str | None = None, divisors: tuple[float, ...] = ()) -> Any:
+    """Write the tiny Llama as a GGUF file in float32, q and k rows interleaved, and return the model.
+
+    Args:
+        scaling: a scaling of factor 4 over a window of 2048 tokens, which the file states and the model lacks.
+        divisors: numbers for the tensor that llama.cpp divides frequencies by.
+    """
     model = tiny("llama")
     config, weights = model.config, {k: v.detach().numpy() for k, v in model.state_dict().items()}
     writer = gguf.GGUFWriter(path, "llama")
@@ -50,6 +55,7 @@ def write_gguf(path: Path, *, scaling: str | None = None) -> Any:
     if scaling is not None:
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
         writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(2048)
     words = ["<pad>", "<s>", "</s>", "<unk>"] + [chr(33 + i) for i in range(WORDS - 5)] + ["th"]
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(words)
@@ -64,6 +70,8 @@ def write_gguf(path: Path, *, scaling: str | None = None) -> Any:
             if part in name:
                 values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         writer.add_tensor(_gguf_name(name), np.ascontiguousarray(values))
+    if divisors:
+        writer.add_tensor("rope_freqs.weight", np.array(divisors, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -237,11 +237,26 @@ def test_the_score_scale_is_the_one_of_the_attention_module() -> None:
         assert read_config(as_json(config)).layers[0].score_scale == pytest.approx(attention.scaling, rel=1e-12)
 
 
-def test_layers_without_rotation_are_those_of_the_attention_modules() -> None:
-    smollm = build("smollm3", {})
-    attention = modeling(smollm).SmolLM3Attention
-    flags = [bool(attention(smollm, layer_idx=i).use_rope) for i in range(4)]
-    assert [layer.rotate is not None for layer in read_config(as_json(smollm)).layers] == flags
+@pytest.mark.parametrize("name", ["smollm3", "cohere2", "exaone4", "afmoe", "lara_mini", "olmo_hybrid", "llama"])
+def test_the_layers_that_turn_are_those_whose_module_rotates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list read the wrong way round rotates exactly the layers that must not be."""
+    small = {"num_hidden_layers": 8, "vocab_size": 64, "intermediate_size": 64, "moe_intermediate_size": 16}
+    experts = {
+        "num_experts": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_expert_intermediate_size": 16,
+    }
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "head_dim": 16}
+    config = build(name, {**small, **tokens, **(experts if name in ("afmoe", "lara_mini") else {})})
+    module, calls = modeling(config), []
+    rotate = module.apply_rotary_pos_emb
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", lambda *a, **k: (calls.append(1), rotate(*a, **k))[1])
+    model = importlib.import_module("transformers").AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        model(input_ids=torch.arange(3, 12)[None])
+    plan = read_config(as_json(config))
+    assert len(calls) == sum(layer.rotate is not None for layer in plan.layers)
 
 
 def test_a_nested_truncate_is_honoured_where_transformers_ignores_it() -> None:

@@ -38,14 +38,21 @@ class Decoder:
         return None
 
 
-def find_decoder(model: nn.Module) -> Decoder | None:
-    """The text decoder with rotary positions inside `model`, or None if there is none."""
+def find_owner(model: nn.Module) -> nn.Module | None:
+    """The text decoder with rotary positions inside `model`, possibly `model` itself, or None if there is none."""
     for module in _candidates(model):
-        rotary = getattr(module, "rotary_emb", None)
-        layers = _layers(module)
-        if isinstance(rotary, nn.Module) and layers:
-            return Decoder(module, rotary, layers, tuple(_rotation_functions(layers)))
+        if isinstance(getattr(module, "rotary_emb", None), nn.Module) and _layers(module):
+            return module
     return None
+
+
+def find_decoder(model: nn.Module) -> Decoder | None:
+    """The parts of the text decoder with rotary positions inside `model`, or None if there is none."""
+    owner = find_owner(model)
+    if owner is None:
+        return None
+    layers = _layers(owner)
+    return Decoder(owner, owner.rotary_emb, layers, tuple(_rotation_functions(layers)))  # type: ignore[arg-type]
 
 
 def _candidates(model: nn.Module) -> Iterator[nn.Module]:

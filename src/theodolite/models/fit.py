@@ -33,8 +33,8 @@ def check_rest(model: nn.Module, plan: ModelPlan) -> None:
         # The model's own policy cannot be told: only what no rotary model has is refused.
         own = replace(plan, embed=None, layers=tuple(replace(layer, bias=None) for layer in plan.layers))
     asked: list[tuple[str, object, object]] = [("embed", plan.embed, own.embed)]
-    for index, (layer, present) in enumerate(zip(plan.layers, own.layers, strict=False)):
-        asked += [(f"layers[{index}].{name}", getattr(layer, name), getattr(present, name)) for name in _LEFT_ALONE]
+    for index, (layer, own_layer) in enumerate(zip(plan.layers, own.layers, strict=False)):
+        asked += [(f"layers[{index}].{name}", getattr(layer, name), getattr(own_layer, name)) for name in _LEFT_ALONE]
     for name, wanted, present in asked:
         if wanted != present:
             raise ValueError(

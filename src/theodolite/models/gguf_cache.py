@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from theodolite.models.errors import LoadError
-from theodolite.models.gguf_header import Header, read_header
+from theodolite.models.gguf_header import read_header
+from theodolite.models.gguf_positions import restate
 from theodolite.models.quiet import quiet
 from theodolite.models.source import Source, fingerprint
 
@@ -42,13 +43,13 @@ def converted(
     Weights are kept in float32, in which the dequantised numbers are exact.
 
     Raises:
-        LoadError: transformers cannot read the file, or would read its positions wrongly, or the disk is full.
+        LoadError: transformers cannot read the file, or reads other positions than it states, or the disk is full.
     """
     folder = cache_folder(cache)
     target = folder / f"{source.path.stem}-{fingerprint(source)[:16]}-v{_FORMAT}"
     if target.is_dir():
         return target
-    header = _checked_header(source)
+    parameters = _parameters(source.path)
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder / f"{target.name}.lock"):
         if target.is_dir():
@@ -56,7 +57,7 @@ def converted(
         # Alone here, so what lies about was left by a process that was killed.
         for left in folder.glob(f".{target.name}.*"):
             shutil.rmtree(left, ignore_errors=True)
-        _require_space(folder, header.parameters * 4 + _SPARE_BYTES)
+        _require_space(folder, parameters * 4 + _SPARE_BYTES)
         if progress is not None:
             progress(f"converting {source.path.name} to safetensors, once")
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=folder))
@@ -70,22 +71,11 @@ def converted(
     return target
 
 
-def _checked_header(source: Source) -> Header:
+def _parameters(path: Path) -> int:
     try:
-        header = read_header(source.path)
+        return read_header(path).parameters
     except ValueError as error:
         raise LoadError(str(error)) from None
-    architecture = header.metadata.get("general.architecture")
-    scaling = header.metadata.get(f"{architecture}.rope.scaling.type", "none")
-    factors = sorted(name for name in header.shapes if name.startswith("rope_"))
-    # transformers reads rope.scaling for gpt-oss only and drops it for every other family, without a word.
-    if (scaling != "none" and architecture != "gpt-oss") or factors:
-        what = f"rope.scaling.type={scaling}" if scaling != "none" else ", ".join(factors)
-        raise LoadError(
-            f"{source.location} scales its rotary positions ({what}), and transformers drops that from GGUF files; "
-            "give the model's safetensors folder instead"
-        )
-    return header
 
 
 def _convert(path: Path, folder: Path) -> None:
@@ -101,8 +91,11 @@ def _convert(path: Path, folder: Path) -> None:
             del model.config.quantization_config
             model.save_pretrained(folder)
             AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name).save_pretrained(folder)
+            restate(path, folder / "config.json")
     except ImportError as error:
         raise ImportError(f"reading GGUF files needs more: pip install 'theodolite[survey]' ({error})") from error
+    except LoadError:
+        raise
     except (ValueError, KeyError, OSError, NotImplementedError, RuntimeError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise LoadError(f"{path} cannot be read by transformers: {first}") from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from theodolite.models.decoder import Decoder, find_decoder
+from theodolite.models.decoder import Decoder, find_decoder, find_owner
 from theodolite.models.describe import why_not_rotary
 from theodolite.models.fit import check_layer, check_length, check_rest
 from theodolite.models.hooks import CheckRotation, PatchedForward, SelectRotation
@@ -49,6 +49,7 @@ def patch(model: nn.Module, plan: ModelPlan, *, length: int | None = None) -> No
     try:
         _patch(model, plan)
     except BaseException:
+        unpatch(model)
         if previous is not None:
             _patch(model, previous.plan)
         raise
@@ -59,9 +60,9 @@ def unpatch(model: nn.Module) -> None:
     record = _record(model)
     if record is None:
         return
-    delattr(model, _RECORD)
+    delattr(record.decoder.module, _RECORD)
     if record.forward.previous is None:
-        delattr(record.decoder.rotary, "forward")
+        record.decoder.rotary.__dict__.pop("forward", None)
     else:
         record.decoder.rotary.forward = record.forward.previous
     for layer in record.decoder.layers:
@@ -100,7 +101,9 @@ class _Record:
 
 
 def _record(model: nn.Module) -> _Record | None:
-    record = model.__dict__.get(_RECORD)
+    # It hangs on the decoder, so that a model and a part of it do not patch twice.
+    owner = find_owner(model)
+    record = None if owner is None else owner.__dict__.get(_RECORD)
     return record if isinstance(record, _Record) else None
 
 
@@ -110,21 +113,18 @@ def _patch(model: nn.Module, plan: ModelPlan) -> None:
         raise ValueError(why_not_rotary(model))
     check_length(decoder, plan)
     check_rest(model, plan)
-    scales = tuple(check_layer(decoder, plan, index) for index in range(len(plan.layers)))
+    scales = [change for index in range(len(plan.layers)) if (change := check_layer(decoder, plan, index))]
     forward = PatchedForward(decoder.functions, decoder.rotary.__dict__.get("forward"))
+    before = tuple((attention, attention.scaling) for attention, _ in scales)
+    setattr(decoder.module, _RECORD, _Record(plan, decoder, forward, before))
     decoder.rotary.forward = forward  # type: ignore[method-assign]
     for module_name, name in decoder.functions:
         install(module_name, name, forward)
     for index, (layer, policy) in enumerate(zip(decoder.layers, plan.layers, strict=True)):
         layer.register_forward_pre_hook(SelectRotation(policy.rotate), with_kwargs=True)
         layer.register_forward_hook(CheckRotation(index), with_kwargs=True)
-    scalings: list[tuple[nn.Module, Any]] = []
-    for change in scales:
-        if change is not None:
-            attention, scale = change
-            scalings.append((attention, attention.scaling))
-            attention.scaling = scale  # type: ignore[assignment]
-    setattr(model, _RECORD, _Record(plan, decoder, forward, tuple(scalings)))
+    for attention, scale in scales:
+        attention.scaling = scale  # type: ignore[assignment]
 
 
 def _remove_hooks(layer: nn.Module) -> None:

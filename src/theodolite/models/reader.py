@@ -8,6 +8,7 @@ P probes, n tokens of a probe, T tokens read so far.
 from __future__ import annotations
 
 import math
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -17,11 +18,14 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from theodolite.attention import Piece, attend, merge, with_sink
+from theodolite.models.decoder import find_decoder
 from theodolite.plan import Mask, ModelPlan
 
 _NAME = "theodolite"
 _LOGITS_BYTES = 400_000_000
 _SCORE_ROWS = 128
+# Llama 4 counts the tokens of a forward where it means positions: a Reader does that multiplication in its place.
+_TEMPERED = "attn_temperature_tuning"
 
 
 class Scores(NamedTuple):
@@ -79,6 +83,15 @@ class _Feed:
             return own if not self.prefix.length else merge(self._whole_prefix(layer_idx, q, scale, softcap), own)
         return self._limited(layer_idx, mask, q, k, v, scale, softcap)
 
+    def tempered(self, layer_idx: int, q: Tensor) -> Tensor:
+        """q (B, H, S, D) times what the plan multiplies queries by at their positions."""
+        temperature = self.plan.layers[layer_idx].temperature
+        if temperature is None:
+            return q
+        steps = torch.div(self.positions + temperature.shift, temperature.length, rounding_mode="floor")
+        scale = 1 + temperature.beta * torch.log1p(steps.float())
+        return (q * scale[:, None, :, None].to(q.device)).to(q.dtype)
+
     def _whole_prefix(self, layer_idx: int, q: Tensor, scale: float, softcap: float | None) -> Piece:
         """All queries see the whole prefix, so those of all probes are one long row of queries."""
         keys, values = self.prefix.read(layer_idx)
@@ -123,6 +136,10 @@ class _Feed:
         return attend(q, k, v, scale=scale, softcap=softcap, mask=seen[:, None].to(q.device))
 
 
+# Not every model hands the keyword arguments of its forward down to its attention.
+_FEED: ContextVar[_Feed | None] = ContextVar("theodolite_feed", default=None)
+
+
 def _attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -132,16 +149,19 @@ def _attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    theodolite_feed: _Feed | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: q (B, H, S, D), k and v (B, G, S, D) in, (B, S, H, D) out."""
-    if theodolite_feed is None:
+    feed = _FEED.get()
+    if feed is None:
         raise RuntimeError(f"the attention {_NAME!r} works inside a theodolite Reader only")
     if attention_mask is not None:
         raise RuntimeError("the model made an attention mask of its own, which a Reader does not take")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    piece = theodolite_feed.attention(module.layer_idx, query, key, value, scale, softcap)  # type: ignore[arg-type]
+    layer_idx: int = module.layer_idx  # type: ignore[assignment]
+    if hasattr(module, _TEMPERED):
+        query = feed.tempered(layer_idx, query)
+    piece = feed.attention(layer_idx, query, key, value, scale, softcap)
     out = piece.out if s_aux is None else with_sink(piece, s_aux)
     return out.transpose(1, 2).contiguous(), None
 
@@ -168,20 +188,27 @@ class Reader:
         vocabulary = model.get_output_embeddings().weight.shape[0]
         self.chunk = chunk or max(64, min(1024, _LOGITS_BYTES // (6 * vocabulary)))
         self._own_attention: str | None = None
+        self._tempered: list[tuple[Any, Any]] = []
 
     def __enter__(self) -> Reader:
+        _require_causal_attention(self.model, self.plan)
         if not self.model._can_set_attn_implementation():
             raise ValueError(
                 f"{type(self.model).__name__} does not let its attention be replaced, so it cannot be read in chunks"
             )
         self._own_attention = self.model.config._attn_implementation
+        self._tempered = [(m, getattr(m, _TEMPERED)) for m in self.model.modules() if hasattr(m, _TEMPERED)]
         self.model.set_attn_implementation(_NAME)
+        for module, _ in self._tempered:
+            setattr(module, _TEMPERED, False)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.model.set_attn_implementation(self._own_attention)
+        for module, own in self._tempered:
+            setattr(module, _TEMPERED, own)
 
     @property
     def length(self) -> int:
@@ -225,18 +252,35 @@ class Reader:
 
     def _forward(self, tokens: Tensor, positions: Tensor, *, writing: bool, keep: int | None) -> Tensor:
         device = self.model.device
-        with torch.inference_mode():
-            logits = self.model(
-                input_ids=tokens.to(device),
-                position_ids=positions.to(device),
-                use_cache=False,
-                logits_to_keep=0 if keep is None else keep,
-                theodolite_feed=_Feed(self.plan, self.prefix, positions, writing),
-            ).logits
+        outer = _FEED.set(_Feed(self.plan, self.prefix, positions, writing))
+        try:
+            with torch.inference_mode():
+                logits = self.model(
+                    input_ids=tokens.to(device),
+                    position_ids=positions.to(device),
+                    use_cache=False,
+                    logits_to_keep=0 if keep is None else keep,
+                ).logits
+        finally:
+            _FEED.reset(outer)
         if writing:
             self.prefix.positions[self.prefix.length : self.prefix.length + tokens.shape[1]] = positions[0]
             self.prefix.length += tokens.shape[1]
         return logits  # type: ignore[no-any-return]
+
+
+def _require_causal_attention(model: Any, plan: ModelPlan) -> None:
+    """Raise for a model whose tokens need more of each other than the keys and values before them."""
+    if not all(layer.mask.causal for layer in plan.layers):
+        raise ValueError(f"{type(model).__name__} lets tokens see those after them, so it cannot be read in chunks")
+    decoder = find_decoder(model)
+    without = [] if decoder is None else [i for i in range(len(decoder.layers)) if decoder.attention(i) is None]
+    if getattr(model, "_is_stateful", False) or without:
+        where = f" (layers {', '.join(map(str, without))})" if without else ""
+        raise ValueError(
+            f"{type(model).__name__} has layers with a recurrent state or a convolution{where}, "
+            "and only attention can be read in chunks"
+        )
 
 
 def _score(logits: Tensor, targets: Tensor) -> Scores:

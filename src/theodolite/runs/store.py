@@ -52,7 +52,11 @@ class Store:
             raise BlockingIOError(
                 f"{self.folder}: another run is writing here; wait for it or choose another folder"
             ) from None
-        self._results = self._read()
+        try:
+            self._results = self._read()
+        except BaseException:
+            self._lock.release()
+            raise
         return self
 
     def __exit__(
@@ -97,7 +101,7 @@ class Store:
         results: dict[str, Result] = {}
         whole = 0
         with self.path.open("rb") as file:
-            for line in file:
+            for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     break
                 try:
@@ -105,7 +109,7 @@ class Store:
                     results[entry["key"]] = entry["result"]
                 except (ValueError, KeyError, TypeError) as error:
                     raise ValueError(
-                        f"{self.path}: line {len(results) + 1} is not a result of a survey ({error})"
+                        f"{self.path}: line {number} is not a result of a survey ({error})"
                     ) from None
                 whole += len(line)
         if whole < self.path.stat().st_size:

@@ -48,9 +48,9 @@ class Instruments:
         self.bench, self.shipped, self.documents, self.settings, self.to = bench, shipped, documents, settings, to
         self.trained = shipped.max_position_embeddings
         self.lengths = checkpoints(self.trained, to)
-        self.band = max(LENGTH, self.trained // 4)
-        self.short = min(_SHORT, self.trained // 4)
-        self.far_read = min(_FAR_READ, self.trained // 8)
+        self.band = -(-self.trained // 4)
+        self.short = min(_SHORT, self.trained // 4, to)
+        self.far_read = min(_FAR_READ, self.trained // 8, to)
         self.form = _fitted(settings.spread, to)
 
     def spread(self, candidate: Candidate) -> Cells:

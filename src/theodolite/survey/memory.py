@@ -26,13 +26,13 @@ def survey_bytes(model: Any, plan: ModelPlan, *, length: int) -> int:
     return int(cache + 2 * chunk * vocabulary * item + activations)
 
 
-def require_memory(needed: int, what: str, device: torch.device) -> None:
-    """Raise MemoryError, with both figures, where `needed` bytes are more than is free on `device`."""
+def require_memory(needed: int, what: str, device: torch.device, *, instead: str) -> None:
+    """Raise MemoryError, with both figures and what to do `instead`, where `needed` bytes are not free on `device`."""
     free = _free(device)
     if needed > free:
         raise MemoryError(
             f"{what} needs {needed / _GIB:.1f} GiB and {free / _GIB:.1f} GiB are free on {device.type}; "
-            "take a shorter length (--to), another dtype, or another machine"
+            f"take {instead}"
         )
 
 

@@ -70,6 +70,10 @@ def checked_length(settings: Settings, plan: ModelPlan) -> int:
     shortest = max(least, 2 * settings.passages * LENGTH)
     if to < shortest:
         raise PlanError("to", to, f"at least {shortest} tokens")
+    if settings.passages * LENGTH > checkpoints(trained, to)[0]:
+        raise PlanError(
+            "passages", settings.passages, f"at most {checkpoints(trained, to)[0] // LENGTH} fit the shortest length"
+        )
     if to + 4 * trained > LARGEST_POSITION:
         raise PlanError("to", to, f"positions end at {LARGEST_POSITION}, four times the trained length included")
     return to

@@ -114,9 +114,10 @@ def _recall_cell(cell: dict[str, Any]) -> dict[str, Any]:
 
 def _window_bands(window: list[Nats], *, trained: int, to: int, width: int) -> list[dict[str, Any]]:
     bands = []
-    for begin, end in verdict.band_edges(to - trained, width):
-        value = verdict.interval_of_mean([row[begin:end] for row in window])
-        bands.append({"from": trained + begin, "to": trained + end, **verdict.as_perplexity(value)})
+    for begin, end in verdict.band_edges(to, width, trained):
+        if begin >= trained:
+            value = verdict.interval_of_mean([row[begin - trained : end - trained] for row in window])
+            bands.append({"from": begin, "to": end, **verdict.as_perplexity(value)})
     return bands
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -74,9 +75,13 @@ def as_perplexity(nats: Interval) -> dict[str, Any]:
     return {"perplexity": _round(np.exp(nats.mean)), "interval": [_round(np.exp(nats.low)), _round(np.exp(nats.high))]}
 
 
-def band_edges(length: int, width: int) -> list[tuple[int, int]]:
-    """Bands of positions from 0 to `length`, `width` tokens each, the last one shorter if need be."""
-    return [(begin, min(begin + width, length)) for begin in range(0, length, width)]
+def band_edges(length: int, width: int, trained: int) -> list[tuple[int, int]]:
+    """Bands of positions to `length`, `width` tokens each, counted anew from `trained`; the last of each are shorter.
+
+    No band lies on both sides of the trained length, where the reference changes.
+    """
+    begins = (*range(0, min(trained, length), width), *range(trained, length, width))
+    return list(pairwise((*begins, length)))
 
 
 def band_rows(documents: list[Nats], begin: int, end: int) -> list[Nats]:
@@ -87,7 +92,7 @@ def band_rows(documents: list[Nats], begin: int, end: int) -> list[Nats]:
 def bands(nll: list[Nats], *, length: int, width: int, window: list[Nats] | None, trained: int) -> list[dict[str, Any]]:
     """Perplexity by band of positions; `window[d]` starts at the token at position `trained`."""
     out = []
-    for begin, end in band_edges(length, width):
+    for begin, end in band_edges(length, width, trained):
         rows = band_rows(nll, begin, end)
         value = interval_of_mean(rows)
         gain = None
@@ -115,31 +120,29 @@ def mean_nats(rows: list[Nats]) -> float:
 def holds_to(
     own: list[dict[str, Any]], shipped: list[dict[str, Any]], window: list[dict[str, Any]] | None
 ) -> int | None:
-    """The end of the last band, from the first on, within HOLDS_WITHIN of the reference; None where there is no pass.
+    """The end of the last band, from the first on, within HOLDS_WITHIN of the reference; None where not even that.
 
     `own` and `shipped` are bands of the same edges; `window` are the truncated window's, past the trained length.
     """
-    if not own:
-        return None
     reference = {band["to"]: band["perplexity"] for band in (*shipped, *(window or ()))}
     end = 0
     for band in own:
         if np.log(band["perplexity"]) > np.log(reference[band["to"]]) + HOLDS_WITHIN:
             break
         end = band["to"]
-    return end
+    return end or None
 
 
 def reaches(cells: list[dict[str, Any]], threshold: float | None) -> int | None:
-    """The longest distance up to which accuracy stays at `threshold` or above; 0 for not even the nearest."""
-    if threshold is None or not cells:
+    """The longest distance up to which accuracy stays at `threshold` or above; None for not even the nearest."""
+    if threshold is None:
         return None
     end = 0
     for cell in sorted(cells, key=lambda c: c["distance"]):
         if cell["accuracy"] < threshold:
             break
         end = cell["distance"]
-    return end
+    return end or None
 
 
 def copying_threshold(near: float, guessed: float) -> float | None:
@@ -208,7 +211,11 @@ def _shipped_holds(shipped: dict[str, Any], to: int, best: float, any_holds: boo
 
 
 def _truncate(scalings: list[dict[str, Any]], to: int, trained: int, shipped_recall: float) -> str:
-    tried = ", ".join(f"{s['name']} to {s['holds_to']:,}" for s in scalings[1:] if s["holds_to"] is not None)
+    tried = ", ".join(
+        f"{s['name']} to {s['holds_to']:,}" if s["holds_to"] else f"{s['name']} nowhere"
+        for s in scalings[1:]
+        if s["bands"]
+    )
     return (
         f"No scaling that was read in full both holds to {to:,} and recalls more than the shipped model "
         f"({shipped_recall:.0%}); they hold: {tried or 'none was read'}. Take the model as shipped and cut the text to "
