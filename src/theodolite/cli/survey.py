@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,18 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Survey, draw, print."""
+    _require_extras()
+    import torch
+
     from theodolite.cli.progress import Progress
     from theodolite.models.load import load
-    from theodolite.models.source import resolve
+    from theodolite.models.source import resolve, weights_bytes
     from theodolite.report import page, pictures, terminal
     from theodolite.survey import Settings, survey
     from theodolite.survey.memory import require_memory, survey_bytes
     from theodolite.survey.settings import checked_length
 
+    _require_device(options.device)
     source = resolve(options.model)
     settings = Settings(
         out=options.out or Path(f"survey-{source.name}"),
@@ -88,10 +93,16 @@ def run(options: argparse.Namespace) -> int:
         join=options.join,
     )
     with Progress() as progress:
+        if source.kind != "hub":
+            # Without a dtype it may be one of 16 bits: the least that the weights take.
+            least = weights_bytes(source, torch.float32 if options.dtype == "float32" else torch.bfloat16)
+            device = torch.device(options.device or torch.accelerator.current_accelerator(True) or "cpu")
+            require_memory(least, f"Loading {source.name}", device, instead="a smaller model, or another machine")
         loaded = load(options.model, dtype=options.dtype, device=options.device, progress=progress.working)
         to = checked_length(settings, loaded.plan)
         needed = survey_bytes(loaded.model, loaded.plan, length=to)
-        require_memory(needed, f"Reading {to:,} tokens", loaded.model.device)
+        shorter = "a shorter length (--to), another dtype, or another machine"
+        require_memory(needed, f"Reading {to:,} tokens", loaded.model.device, instead=shorter)
         progress.finished(f"{loaded.name}: surveying to {to:,} tokens, results in {settings.out}")
         summary = survey(loaded, settings, progress)
     drawn = pictures.draw(summary, settings.out)
@@ -105,12 +116,39 @@ def run(options: argparse.Namespace) -> int:
 
 def _errors() -> tuple[type[BaseException], ...]:
     """What goes wrong by what the user gave, and is told in one line."""
-    from theodolite.models.errors import LoadError
+    told = (ValueError, OSError, MemoryError, FloatingPointError, ImportError)
+    try:
+        from theodolite.models.errors import LoadError
+    except ImportError:
+        return told
+    return (LoadError, *told)
 
-    return (LoadError, ValueError, BlockingIOError, MemoryError, ImportError)
+
+def _require_extras() -> None:
+    """Raise before anything is measured where a package is missing that the report at the end needs."""
+    for package in ("transformers", "psutil", "rich", "jinja2", "matplotlib"):
+        try:
+            import_module(package)
+        except ImportError as error:
+            raise ImportError(
+                f"a survey needs {package} ({error}); install it with: pip install 'theodolite[survey]'"
+            ) from error
+
+
+def _require_device(name: str | None) -> None:
+    """Raise where torch has no such device, or this machine has none."""
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device: got {name!r}, which cannot be used here ({str(error).splitlines()[0]})") from None
 
 
 def _tokens(text: str) -> int:
     """A number of tokens: 16384, 16k (times 1,024)."""
     scale = 1024 if text[-1:].lower() == "k" else 1
-    return int(text.rstrip("kK").replace(",", "").replace("_", "")) * scale
+    try:
+        return int(text.rstrip("kK").replace(",", "").replace("_", "")) * scale
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {text!r}; a number of tokens is 16384 or 16k") from None

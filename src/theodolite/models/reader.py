@@ -240,6 +240,8 @@ class Reader:
 
         The probes see the prefix and themselves, not each other, and leave no trace. Returns (P, n - cue).
         """
+        if not 0 < cue < tokens.shape[1]:
+            raise ValueError(f"cue: got {cue}; 1 to {tokens.shape[1] - 1} tokens of these probes can be a cue")
         fed, targets = tokens[:, :-1], tokens[:, cue:]
         per_forward = max(1, self.chunk // fed.shape[1])
         parts = []

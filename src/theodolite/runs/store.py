@@ -108,9 +108,7 @@ class Store:
                     entry = json.loads(line)
                     results[entry["key"]] = entry["result"]
                 except (ValueError, KeyError, TypeError) as error:
-                    raise ValueError(
-                        f"{self.path}: line {number} is not a result of a survey ({error})"
-                    ) from None
+                    raise ValueError(f"{self.path}: line {number} is not a result of a survey ({error})") from None
                 whole += len(line)
         if whole < self.path.stat().st_size:
             # A kill in the middle of a write leaves part of a line: that cell was not finished.

@@ -31,8 +31,7 @@ def require_memory(needed: int, what: str, device: torch.device, *, instead: str
     free = _free(device)
     if needed > free:
         raise MemoryError(
-            f"{what} needs {needed / _GIB:.1f} GiB and {free / _GIB:.1f} GiB are free on {device.type}; "
-            f"take {instead}"
+            f"{what} needs {needed / _GIB:.1f} GiB and {free / _GIB:.1f} GiB are free on {device.type}; take {instead}"
         )
 
 

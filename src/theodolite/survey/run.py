@@ -32,7 +32,9 @@ def survey(loaded: LoadedModel, settings: Settings, listener: Listener) -> dict[
     """
     to = checked_length(settings, loaded.plan)
     candidates = parse_scalings(settings.scalings, loaded.plan, to=to)
-    documents = read_documents(list(settings.texts), loaded.tokenizer, tokens=to + 1, join=settings.join)
+    documents = read_documents(
+        list(settings.texts), loaded.tokenizer, tokens=to + 1, join=settings.join, tell=listener.finished
+    )
     with Store(settings.out) as store:
         bench = Bench(loaded, store, listener)
         instruments = Instruments(bench, loaded.plan, documents, settings, to)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -68,13 +69,26 @@ def tokenize(tokenizer: Any, text: str, *, at_least: int) -> Tensor:
         size *= 2
 
 
-def read_documents(sources: list[str], tokenizer: Any, *, tokens: int, join: bool = False) -> list[Document]:
+def read_documents(
+    sources: list[str],
+    tokenizer: Any,
+    *,
+    tokens: int,
+    join: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> list[Document]:
     """The sources that have at least `tokens` tokens, each a document cut to that many; joined to one on request.
+
+    Those that are too short beside others that are not are left out, and `tell` is given a line that names them.
 
     Raises:
         ValueError: none is long enough; the message says how many tokens each has and how many are needed.
     """
-    texts = [read_text(source) for source in dict.fromkeys(sources)]
+    # One file by two paths is one document.
+    distinct: dict[str | Path, str] = {}
+    for source in sources:
+        distinct.setdefault(source if source in BUILTIN else Path(source).resolve(), source)
+    texts = [read_text(source) for source in distinct.values()]
     if join and len(texts) > 1:
         texts = [(f"{len(texts)} files joined", "\n\n".join(content for _, content in texts))]
     documents, short = [], []
@@ -89,4 +103,6 @@ def read_documents(sources: list[str], tokenizer: Any, *, tokens: int, join: boo
     if not documents:
         hint = "" if join or len(texts) == 1 else "; --join makes one document of all files"
         raise ValueError(f"text: {tokens:,} tokens are needed for this length, and {'; '.join(short)}{hint}")
+    if short:
+        tell(f"left out, since {tokens:,} tokens are needed: {'; '.join(short)}")
     return documents
