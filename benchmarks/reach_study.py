@@ -36,6 +36,7 @@ SCALINGS: dict[str, Scaling] = {
     "linear 2": Linear(factor=2),
     "ntk 2": NTK(factor=2),
     "theta 5e5": NTK(factor=5 ** (62 / 64)),
+    "yarn 1.5": YaRN(factor=1.5, original_max_position_embeddings=TRAINED),
     "yarn 2": YaRN(factor=2, original_max_position_embeddings=TRAINED),
     "yarn 4": YaRN(factor=4, original_max_position_embeddings=TRAINED),
 }

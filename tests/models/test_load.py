@@ -140,7 +140,7 @@ class TestRefusals:
     def test_no_rotary_positions(self, tmp_path: Path) -> None:
         config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=97)
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-        with pytest.raises(LoadError, match="gpt2 has no rotary positions; it has learned position embeddings"):
+        with pytest.raises(LoadError, match="gpt2 has no rotary positions; it has learned absolute positions"):
             load(str(tmp_path))
 
     def test_lacking_weights_are_not_made_up(self, folder: Path) -> None:

@@ -86,9 +86,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("config", "loader", "has"),
         [
-            ("GPT2Config", AutoModelForCausalLM, "gpt2 has no rotary positions; it has learned position embeddings"),
-            ("BertConfig", AutoModel, "bert has no rotary positions; it has learned position embeddings"),
-            ("T5Config", AutoModel, "t5 has no rotary positions; it has a learned bias on the scores by bucket"),
+            ("GPT2Config", AutoModelForCausalLM, "gpt2 has no rotary positions; it has learned absolute positions"),
+            ("BertConfig", AutoModel, "bert has no rotary positions; it has learned absolute positions"),
+            ("T5Config", AutoModel, "t5 has no rotary positions; it has T5's bucketed biases on the scores"),
             ("BloomConfig", AutoModelForCausalLM, "bloom has no rotary positions; it has ALiBi"),
         ],
     )

@@ -7,25 +7,13 @@ from typing import Any
 from torch import nn
 
 from theodolite.plan import ModelPlan
+from theodolite.plan.describe import describe
 from theodolite.plan.huggingface import read_config
-
-_BIASES = {
-    "alibi": "ALiBi, a penalty on the scores that grows with distance",
-    "t5": "a learned bias on the scores by bucket of distance (T5)",
-    "transformer-xl": "relative encodings in the scores (Transformer-XL)",
-    "deberta": "disentangled relative positions in the scores (DeBERTa)",
-}
 
 
 def positions_instead(plan: ModelPlan) -> str:
     """What a model without rotary positions has instead, in one sentence."""
-    parts = []
-    if plan.embed is not None:
-        rows = f" with rows for {plan.embed.rows} tokens" if plan.embed.rows else ""
-        parts.append(f"{plan.embed.kind} position embeddings{rows}, added to the token embeddings")
-    parts += dict.fromkeys(_BIASES[layer.bias.kind] for layer in plan.layers if layer.bias is not None)
-    has = " and ".join(parts) if parts else "no positions in its attention at all"
-    return f"{plan.model_type} has no rotary positions; it has {has}"
+    return f"{plan.model_type} has no rotary positions; it has {describe(plan)}"
 
 
 def why_not_rotary(model: nn.Module) -> str:
