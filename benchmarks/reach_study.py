@@ -4,13 +4,14 @@ For every scaling, text and length, recall is measured by a full pass at several
 and predicted by every variant of the spread reach (and by the far reach, which serves all lengths at
 once). The figure is Spearman's rank correlation of predicted with measured accuracy over all cells.
 
-    python benchmarks/reach_study.py --out reach-study            (about an hour on 2 cores; resumable)
-    python benchmarks/reach_study.py --out reach-study --report   (the tables, from what is stored)
+    python benchmarks/reach_study.py --out reach-study            (about an hour on 2 quiet cores; resumable)
+    python benchmarks/reach_study.py --out benchmarks/results/reach-study --report    (the tables, as recorded)
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,7 @@ VARIANTS = (
     Spread(tokens=4096, chunk=256, passages=2),
     Spread(tokens=4096, chunk=512, passages=4),
 )
+DEFAULT = Spread(tokens=4096, chunk=256, passages=2)
 FAR_READ = 1024
 FAR_DISTANCES = tuple(range(1024, 16384 + 1, 1024))
 
@@ -111,6 +113,29 @@ def pairs(store: Store, instrument: str, text: str, name: str, length: int) -> l
     ]
 
 
+def draw(store: Store, instrument: str, picture: Path) -> None:
+    """Measured against predicted accuracy, a dot per cell, a panel per text and length."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    panels = figure.subplots(len(TEXTS), len(LENGTHS), sharex=True, sharey=True)
+    for row, text in zip(panels, TEXTS, strict=True):
+        for panel, length in zip(row, LENGTHS, strict=True):
+            panel.plot((0, 1), (0, 1), color="0.8", linewidth=1)
+            everything = []
+            for name in SCALINGS:
+                points = pairs(store, instrument, text, name, length)
+                everything += points
+                panel.plot(*zip(*points, strict=True), "o", markersize=4, alpha=0.8, label=name)
+            title = f"{text}, {length:,} tokens: {rank_correlation(everything):.2f}"
+            panel.set(title=title, xlim=(0, 1), ylim=(0, 1), aspect="equal")
+            panel.title.set_fontsize(9)
+    figure.supxlabel(f"accuracy predicted by {instrument}")
+    figure.supylabel("accuracy in the full pass")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    figure.savefig(picture, dpi=110)
+
+
 def rank_correlation(points: list[tuple[float, float]]) -> float:
     """Spearman's, ties at their mean rank."""
     columns = np.asarray(points).T
@@ -119,8 +144,6 @@ def rank_correlation(points: list[tuple[float, float]]) -> float:
 
 
 def seconds_of(store: Store, instrument: str) -> float:
-    import json
-
     lines = [json.loads(line) for line in store.path.read_text().splitlines()]
     spent = [line["seconds"] for line in lines if line["cell"]["instrument"] == instrument]
     return float(np.median(spent)) if spent else float("nan")
@@ -129,8 +152,8 @@ def seconds_of(store: Store, instrument: str) -> float:
 def report(store: Store) -> None:
     instruments = ["far 1024", *map(variant_name, VARIANTS)]
     heads = " | ".join(f"{text}, {length:,}" for text in TEXTS for length in LENGTHS)
-    print(f"| variant | all | {heads} | order of scalings | bias | s |")
-    print("|---|---|" + "---|" * (len(TEXTS) * len(LENGTHS)) + "---|---|---|")
+    print(f"| variant | all | {heads} | order of scalings | error | bias | s |")
+    print("|---|---|" + "---|" * (len(TEXTS) * len(LENGTHS)) + "---|---|---|---|")
     for instrument in instruments:
         everything: list[tuple[float, float]] = []
         means: list[tuple[float, float]] = []
@@ -144,11 +167,12 @@ def report(store: Store) -> None:
                 columns.append(f"{rank_correlation(points):.2f}" if len(points) > 8 else "")
         if len(everything) < 8:
             continue
-        bias = float(np.mean([p - m for p, m in everything]))
+        differences = np.asarray([predicted - measured for predicted, measured in everything])
+        error, bias = np.abs(differences).mean(), differences.mean()
         print(
             f"| {instrument} | {rank_correlation(everything):.2f} | "
             + " | ".join(columns)
-            + f" | {rank_correlation(means):.2f} | {bias:+.2f} | {seconds_of(store, instrument):.1f} |"
+            + f" | {rank_correlation(means):.2f} | {error:.2f} | {bias:+.2f} | {seconds_of(store, instrument):.1f} |"
         )
 
 
@@ -156,6 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--report", action="store_true", help="print the tables of what is stored, measure nothing")
+    parser.add_argument("--picture", type=Path, help="draw the default variant's predictions to this file")
     options = parser.parse_args()
     with Store(options.out) as store:
         if not options.report:
@@ -165,6 +190,8 @@ def main() -> None:
             }
             measure(store, loaded.model, loaded.plan, tokens)
         report(store)
+        if options.picture:
+            draw(store, variant_name(DEFAULT), options.picture)
 
 
 if __name__ == "__main__":

@@ -70,10 +70,8 @@ def add_parser(verbs: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Survey, draw, print."""
     _require_extras()
-    import torch
-
     from theodolite.cli.progress import Progress
-    from theodolite.models.load import load
+    from theodolite.models.load import choose_device, choose_dtype, load
     from theodolite.models.source import resolve, weights_bytes
     from theodolite.report import page, pictures, terminal
     from theodolite.survey import Settings, survey
@@ -92,13 +90,13 @@ def run(options: argparse.Namespace) -> int:
         passkey=options.passkey,
         join=options.join,
     )
+    device = choose_device(options.device)
+    dtype = choose_dtype(options.dtype, device)
     with Progress() as progress:
         if source.kind != "hub":
-            # Without a dtype it may be one of 16 bits: the least that the weights take.
-            least = weights_bytes(source, torch.float32 if options.dtype == "float32" else torch.bfloat16)
-            device = torch.device(options.device or torch.accelerator.current_accelerator(True) or "cpu")
-            require_memory(least, f"Loading {source.name}", device, instead="a smaller model, or another machine")
-        loaded = load(options.model, dtype=options.dtype, device=options.device, progress=progress.working)
+            weights = weights_bytes(source, dtype)
+            require_memory(weights, f"Loading {source.name}", device, instead="a smaller model, or another machine")
+        loaded = load(options.model, dtype=dtype, device=device, progress=progress.working)
         to = checked_length(settings, loaded.plan)
         needed = survey_bytes(loaded.model, loaded.plan, length=to)
         shorter = "a shorter length (--to), another dtype, or another machine"

@@ -74,7 +74,7 @@ def load(
         LoadError: the model cannot be had or read, or has no rotary positions; one sentence.
         PlanError: its config contradicts itself or says something unknown about positions.
     """
-    source, chosen = resolve(name), _device(device)
+    source, chosen = resolve(name), choose_device(device)
     folder, revision = _folder(source, cache, progress)
     config = read_config_dict(folder)
     _require_own_code(config, source.location)
@@ -85,7 +85,7 @@ def load(
     if progress is not None:
         progress(f"loading {source.name}")
     return LoadedModel(
-        model=_load_model(folder, _dtype(dtype, chosen)).to(chosen),
+        model=_load_model(folder, choose_dtype(dtype, chosen)).to(chosen),
         tokenizer=_load_tokenizer(folder),
         plan=plan,
         name=source.name,
@@ -155,13 +155,19 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _device(device: torch.device | str | None) -> torch.device:
+def choose_device(device: torch.device | str | None) -> torch.device:
+    """The device that is meant: the accelerator if there is one, else the CPU, for None."""
     if device is not None:
         return torch.device(device)
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
-def _dtype(dtype: torch.dtype | str, device: torch.device) -> torch.dtype:
+def choose_dtype(dtype: torch.dtype | str, device: torch.device) -> torch.dtype:
+    """The dtype that is meant: for "auto", bfloat16 where the device is fast at it, else float32.
+
+    Raises:
+        ValueError: a name that torch does not have, or no floating-point dtype.
+    """
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype != "auto":

@@ -92,6 +92,8 @@ def truncated_window(
     predicted from the `window - stride` to `window - 1` tokens before it. Returns nll (length - window,),
     float32, nats: entry i belongs to the token at position window + i.
     """
+    if not 0 < stride < window:
+        raise ValueError(f"stride: got {stride}; it must be below the window of {window} tokens")
     rows = []
     for first in range(window, length, stride):
         last = min(first + stride, length)

@@ -15,7 +15,7 @@ from theodolite.survey.passages import spread_starts
 from theodolite.survey.passes import Nats
 from theodolite.survey.reach import spread_chunks
 from theodolite.survey.scalings import Candidate, parse_scalings
-from theodolite.survey.settings import Settings, checked_length
+from theodolite.survey.settings import DEFAULT_SCALINGS, Settings, checked_length
 from theodolite.survey.summary import Findings, summarize
 from theodolite.survey.texts import read_documents
 
@@ -31,7 +31,9 @@ def survey(loaded: LoadedModel, settings: Settings, listener: Listener) -> dict[
         BlockingIOError: another run writes to the folder.
     """
     to = checked_length(settings, loaded.plan)
-    candidates = parse_scalings(settings.scalings, loaded.plan, to=to)
+    # The default list is for all models; what a user names is an error where it cannot be had.
+    tell = listener.finished if settings.scalings == DEFAULT_SCALINGS else None
+    candidates = parse_scalings(settings.scalings, loaded.plan, to=to, tell=tell)
     documents = read_documents(
         list(settings.texts), loaded.tokenizer, tokens=to + 1, join=settings.join, tell=listener.finished
     )

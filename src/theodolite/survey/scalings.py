@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from theodolite.plan import NTK, DynamicNTK, Linear, Llama3, ModelPlan, PlanError, Scaling, YaRN
@@ -22,10 +22,13 @@ class Candidate:
     plan: ModelPlan
 
 
-def _yarn(factor: float, length: int, **more: Any) -> Scaling:
-    # What configs call attention_factor is the dataclass's given value: the answer has that name there.
-    given = {"attention_factor_given": more.pop("attention_factor")} if "attention_factor" in more else {}
-    return YaRN(factor=factor, original_max_position_embeddings=length, **given, **more)
+def _yarn_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings by the names of the dataclass, where `attention_factor` is the answer and not what was given."""
+    return {"attention_factor_given" if name == "attention_factor" else name: settings[name] for name in settings}
+
+
+def _yarn(factor: float, length: int, **settings: Any) -> Scaling:
+    return YaRN(factor=factor, original_max_position_embeddings=length, **_yarn_settings(settings))
 
 
 _MAKERS: dict[str, Callable[..., Scaling]] = {
@@ -51,18 +54,33 @@ def default_factor(trained_length: int, to: int) -> float:
     return float(max(2, math.ceil(to / trained_length)))
 
 
-def parse_scalings(text: str, plan: ModelPlan, *, to: int) -> list[Candidate]:
-    """The candidates of a comma-separated list; the model as shipped is always the first.
+def parse_scalings(
+    text: str, plan: ModelPlan, *, to: int, tell: Callable[[str], None] | None = None
+) -> list[Candidate]:
+    """The candidates of a comma-separated list; the model as shipped is always the first, and none stands twice.
+
+    Args:
+        tell: if given, a scaling that this model cannot take is left out, and `tell` is given a line that says why.
 
     Raises:
-        PlanError: an unknown name or setting, a factor out of range, a scaling that the model cannot take.
+        PlanError: an unknown name or setting, a factor out of range, or (without `tell`) a scaling that the model
+            cannot take.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
-    candidates = [Candidate(name=AS_SHIPPED, plan=plan)]
-    for name in dict.fromkeys(names):
-        if name != AS_SHIPPED:
-            candidates.append(Candidate(name=name, plan=plan.with_scaling(_parse(name, plan, to))))
-    return candidates
+    candidates = {plan: Candidate(name=AS_SHIPPED, plan=plan)}
+    for name in names:
+        if name == AS_SHIPPED:
+            continue
+        scaling = _parse(name, plan, to)
+        try:
+            scaled = plan.with_scaling(scaling)
+        except PlanError as error:
+            if tell is None:
+                raise
+            tell(f"left out: {name}; {error.allowed}")
+        else:
+            candidates.setdefault(scaled, Candidate(name=name, plan=scaled))
+    return list(candidates.values())
 
 
 def _parse(text: str, plan: ModelPlan, to: int) -> Scaling:
@@ -77,6 +95,8 @@ def _parse(text: str, plan: ModelPlan, to: int) -> Scaling:
     factor, settings = default_factor(length, to), {}
     for i, part in enumerate(rest):
         key, equals, value = part.partition("=")
+        if equals and key in settings:
+            raise PlanError("scaling", text, f"{key!r} stands twice")
         if equals:
             settings[key] = _value(text, value)
         elif i == 0:
@@ -84,9 +104,14 @@ def _parse(text: str, plan: ModelPlan, to: int) -> Scaling:
         else:
             raise PlanError("scaling", text, "a factor comes first, then settings as key=value: yarn:2:beta_fast=64")
     try:
-        return _MAKERS[kind](factor, length, **settings)
+        wanted = _MAKERS[kind](factor, length, **settings)
     except TypeError:
         raise PlanError("scaling", text, f"{kind!r} has no setting {', '.join(map(repr, settings))}") from None
+    native = next((r.scaling for r in plan.rotaries if isinstance(r.scaling, YaRN)), None)
+    if isinstance(wanted, YaRN) and native is not None:
+        # The stated length has the native factor in it: what stretches it further multiplies that factor.
+        return replace(native, factor=native.factor * wanted.factor, **_yarn_settings(settings))
+    return wanted
 
 
 def _value(text: str, value: str) -> Any:
