@@ -77,9 +77,15 @@ class TestKill:
             assert len(lines(tmp_path)) == done
             store.put({"i": done}, {"square": -1})
         assert [entry["cell"]["i"] for entry in lines(tmp_path)] == list(range(done + 1))
-        # An array may have no cell, if the kill fell between the two; it is whole then too.
-        for file in (tmp_path / "tokens").glob("[!.]*.npy"):
+        # An array may have no cell, if the kill fell between the two; it is whole then too, and nothing else is left.
+        for file in (tmp_path / "tokens").iterdir():
             assert np.load(file).shape == (50_000,)
+
+    def test_a_half_written_array_is_cleared_away(self, tmp_path):
+        (tmp_path / "tokens").mkdir()
+        (tmp_path / "tokens" / ".77.abc.npy").write_bytes(b"half")
+        with Store(tmp_path):
+            assert list((tmp_path / "tokens").iterdir()) == []
 
     def test_a_last_line_torn_at_every_byte(self, tmp_path):
         with Store(tmp_path) as store:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.models.tiny import own_plan, tiny
+from theodolite.models.reader import Reader
 from theodolite.plan import PlanError
 from theodolite.survey import Settings, memory
 from theodolite.survey.memory import require_memory, survey_bytes
@@ -93,13 +94,13 @@ class TestMemory:
         per_token = 2 * 2 * 2 * 16 * dtype.itemsize
         assert survey_bytes(model, plan, length=1001) - survey_bytes(model, plan, length=1000) == per_token
 
-    def test_the_cache_of_the_reader_is_what_was_said(self):
-        from theodolite.models.reader import Reader
-
-        model = tiny("gemma3")
+    @pytest.mark.parametrize(("family", "share"), [("llama", 1.0), ("gemma3", 1.0), ("deepseek_v3", 5 / 6)])
+    def test_the_cache_of_the_reader_is_what_was_said(self, family, share):
+        model = tiny(family)
         plan = own_plan(model)
         with Reader(model, plan, capacity=500) as reader:
             reader.read(torch.arange(3, 10), torch.arange(7))
             held = sum(x.numel() * x.element_size() for pair in reader.prefix._layers if pair for x in pair)
         said = survey_bytes(model, plan, length=500) - survey_bytes(model, plan, length=0)
-        assert held == said
+        # The values of latent attention are narrower than its keys (16 of 24 channels), and counted as wide.
+        assert held == pytest.approx(share * said)

@@ -132,6 +132,13 @@ class TestLengthDependent:
         # Inside the trained length its frequencies are the model's own: the short text costs nothing.
         assert dynamic["short_cost"]["ratio"] == 1.0
 
+    def test_inside_the_trained_length_it_is_the_model_as_shipped(self, llama, tmp_path):
+        summary = survey(llama, settings(tmp_path, scalings="none,dynamic:2", to=TRAINED), Quiet())
+        shipped, dynamic = summary["scalings"]
+        for field in ("bands", "recall", "reach", "passes", "holds_to"):
+            assert dynamic[field] == shipped[field]
+        assert dynamic["passes"] == [{"length": None}]
+
     def test_the_bands_are_those_of_the_frequencies_at_the_length_asked(self, llama, tmp_path):
         with Store(tmp_path) as store:
             made = instruments(llama, store)

@@ -53,6 +53,9 @@ class Store:
                 f"{self.folder}: another run is writing here; wait for it or choose another folder"
             ) from None
         try:
+            # Held alone, so what lies about half written was left by a process that was killed.
+            for left in (self.folder / "tokens").glob(".*"):
+                left.unlink()
             self._results = self._read()
         except BaseException:
             self._lock.release()

@@ -30,7 +30,7 @@ _PASSKEY_DEPTHS = (0.1, 0.5, 0.9)
 class Read:
     """A candidate read in full: nll (to,) per document, recall by length and depth, and the passes that it took.
 
-    `lengths` has None for the one pass of a scaling whose frequencies do not depend on the length.
+    `lengths` has None for one pass to the end, of a scaling whose frequencies are the same at all lengths.
     """
 
     nll: list[Nats]
@@ -114,7 +114,7 @@ class Instruments:
                 nll, cells = self._pass(candidate.name, plan, length, [length])
                 lengths.append(length)
             recall += [cell for cell in cells if cell["length"] == length]
-        return Read(nll=nll, recall=self._with_guesses(recall), lengths=lengths)
+        return Read(nll=nll, recall=self._with_guesses(recall), lengths=lengths or [None])
 
     def _pass(self, name: str, plan: ModelPlan, length: int, stops: list[int]) -> tuple[list[Nats], Cells]:
         recall = {"checkpoints": stops, "depths": self.settings.depths, "passages": self.settings.passages}
