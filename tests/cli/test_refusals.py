@@ -29,15 +29,16 @@ SMALL = {
     "d_ff": 32,
     "d_kv": 16,
 }
-# An interpreter in which a package cannot be imported.
+# An interpreter in which a package is not installed.
 WITHOUT = """
 import sys
+from importlib.machinery import PathFinder
 missing = sys.argv.pop(1)
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == missing:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Missing())
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.split(".")[0] == missing else super().find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 from theodolite.cli import main
 sys.exit(main(sys.argv[1:]))
 """
