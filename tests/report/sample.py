@@ -173,6 +173,7 @@ def scaling(name: str, to: int, *, passed: bool) -> dict[str, Any]:
     held = {"none": 10240, "linear": None}.get(kind, to)
     return {
         "name": name,
+        "means": "no scaling" if kind == "none" else f"{kind} scaling {factor or 2}",
         "rope_parameters": {"rope_type": "default" if kind == "none" else kind, "rope_theta": 100000.0}
         | ({"factor": float(factor)} if factor else {}),
         "depends_on_length": kind == "dynamic",

@@ -69,21 +69,22 @@ def _rotary(rotary: Rotary) -> str:
         channels = f"{2 * rotary.live_pairs} of {rotary.head_dim} channels"
     elif rotary.rotary_dim != rotary.head_dim:
         channels = f"{rotary.rotary_dim} of {rotary.head_dim} channels"
+    scaling = f", {describe_scaling(rotary.scaling)}" if type(rotary.scaling) is not Scaling else ""
     axes = f", {len(rotary.mrope_section)} axes" if rotary.mrope_section else ""
-    return f"base {rotary.rope_theta:,.10g}, {channels}{axes}{_scaling(rotary.scaling)}"
+    return f"base {rotary.rope_theta:,.10g}, {channels}{axes}{scaling}"
 
 
-def _scaling(scaling: Scaling) -> str:
-    """The scaling's name and figures, after a comma; nothing for none."""
+def describe_scaling(scaling: Scaling) -> str:
+    """The scaling's name and figures, for example "YaRN 2 from 8,192 tokens"."""
     if isinstance(scaling, Linear):
-        return f", linear scaling {scaling.factor:g}"
+        return f"linear scaling {scaling.factor:g}"
     if isinstance(scaling, NTK):
-        return f", NTK scaling {scaling.factor:g}"
+        return f"NTK scaling {scaling.factor:g}"
     if isinstance(scaling, DynamicNTK):
-        return f", dynamic NTK {scaling.factor:g} past {scaling.original_max_position_embeddings:,} tokens"
+        return f"dynamic NTK {scaling.factor:g} past {scaling.original_max_position_embeddings:,} tokens"
     if isinstance(scaling, (YaRN, Llama3)):
         name = "YaRN" if isinstance(scaling, YaRN) else "Llama 3 scaling"
-        return f", {name} {scaling.factor:g} from {scaling.original_max_position_embeddings:,} tokens"
+        return f"{name} {scaling.factor:g} from {scaling.original_max_position_embeddings:,} tokens"
     if isinstance(scaling, LongRoPE):
-        return f", LongRoPE from {scaling.original_max_position_embeddings:,} tokens"
-    return ""
+        return f"LongRoPE from {scaling.original_max_position_embeddings:,} tokens"
+    return "no scaling"

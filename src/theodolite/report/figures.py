@@ -138,6 +138,11 @@ def length_held(scaling: Scaling) -> str:
     return "nowhere" if scaling["bands"] else "–"
 
 
+def meanings(summary: Summary) -> str:
+    """What each scaling stands for ("yarn: YaRN 2 from 8,192 tokens; ..."); empty for the shipped model alone."""
+    return "; ".join(f"{plain(s['name'])}: {plain(s['means'])}" for s in summary["scalings"] if s["name"] != "none")
+
+
 def plain(text: str) -> str:
     """One line of printable text: line breaks, control and direction characters can do no harm where it is shown."""
     return "".join(" " if c in "\n\r\t" else "\N{REPLACEMENT CHARACTER}" if _hidden(c) else c for c in text)

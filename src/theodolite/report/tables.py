@@ -16,6 +16,7 @@ from theodolite.report.figures import (
     distance_reached,
     inside_and_last,
     length_held,
+    meanings,
     percent,
     perplexity,
     perplexity_between,
@@ -84,7 +85,12 @@ def at_a_glance(summary: Summary) -> Table:
         texts += [perplexity(_value(window["bands"], last))] if last else []
         texts += ["–"] * (len(recalls) + 1)
         rows.append(_window_row(window, [Cell(text=text) for text in texts]))
-    return Table(caption="Every scaling at a glance", heads=heads, rows=rows, note="–: not measured.")
+    return Table(
+        caption="Every scaling at a glance",
+        heads=heads,
+        rows=rows,
+        note=". ".join(["–: not measured", *filter(None, [meanings(summary)])]) + ".",
+    )
 
 
 def by_band(summary: Summary) -> list[Table]:

@@ -15,6 +15,7 @@ from theodolite.report.figures import (
     cost,
     distance_reached,
     length_held,
+    meanings,
     percent,
     perplexity,
     perplexity_between,
@@ -182,6 +183,8 @@ def _notes(summary: Summary) -> list[str]:
             f"window {short_tokens(window['window'])}: the model as shipped, seeing only the last "
             f"{tokens(window['window'])} tokens: what scaling must beat"
         )
+    if meanings(summary):
+        notes.append(meanings(summary))
     for scaling in summary["scalings"]:
         lengths = [tokens(one["length"]) for one in scaling["passes"] if one["length"] is not None]
         if scaling["depends_on_length"] and lengths:

@@ -9,7 +9,7 @@ import numpy as np
 
 import theodolite
 from theodolite.plan import ModelPlan, PlanError, Rotary
-from theodolite.plan.describe import describe
+from theodolite.plan.describe import describe, describe_scaling
 from theodolite.plan.engines import settings as engine_settings
 from theodolite.plan.huggingface import rope_parameters
 from theodolite.survey import verdict
@@ -77,6 +77,7 @@ def _scaling(instruments: Instruments, candidate: Candidate, shipped: ModelPlan,
     own, base = (np.exp(verdict.mean_nats(rows)) for rows in (measured.short[name], measured.short[AS_SHIPPED]))
     return {
         "name": name,
+        "means": describe_scaling(scaled.scaling),
         "rope_parameters": _rope_parameters(candidate.plan, instruments.to),
         "depends_on_length": candidate.plan.depends_on_length,
         "inv_freq": {

@@ -25,9 +25,9 @@ _RESAMPLES = 1000
 
 DEFINITIONS = {
     "reaches": (
-        "The longest measured distance up to which copying holds, at every distance measured: accuracy at least "
-        "halfway between what the shipped model guesses without the text and what it copies from near by. From the "
-        "spread reach."
+        "At the length asked, the longest measured distance up to which copying holds, at every distance measured: "
+        "accuracy at least halfway between what the shipped model guesses without the text and what it copies from "
+        "near by. From the spread reach."
     ),
     "holds_to": (
         "The end of the last band of positions up to which every band's perplexity is within 10.5 % (0.1 nats) of the "
