@@ -8,24 +8,18 @@ P probes, n tokens of a probe, T tokens read so far.
 from __future__ import annotations
 
 import math
-from contextvars import ContextVar
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
 
-from theodolite.attention import Piece, attend, merge, with_sink
 from theodolite.models.decoder import find_decoder
-from theodolite.plan import Mask, ModelPlan
+from theodolite.models.feed import FEED, NAME, TEMPERED, Feed, Prefix
+from theodolite.plan import ModelPlan
 
-_NAME = "theodolite"
 _LOGITS_BYTES = 400_000_000
 _SCORE_ROWS = 128
-# Llama 4 counts the tokens of a forward where it means positions: a Reader does that multiplication in its place.
-_TEMPERED = "attn_temperature_tuning"
 
 
 class Scores(NamedTuple):
@@ -35,138 +29,6 @@ class Scores(NamedTuple):
     """-ln p(token), nats, float32."""
     correct: Tensor
     """Whether the token was the most likely one, bool."""
-
-
-class _Prefix:
-    """Keys and values read so far, in buffers of fixed capacity, one pair a layer."""
-
-    def __init__(self, layers: int, capacity: int) -> None:
-        self.capacity = capacity
-        self.length = 0
-        self.positions = torch.zeros(capacity, dtype=torch.int64)
-        self._layers: list[tuple[Tensor, Tensor] | None] = [None] * layers
-
-    def write(self, layer_idx: int, k: Tensor, v: Tensor) -> None:
-        """Put k (1, G, S, D) and v (1, G, S, E) after what was read; they count once `length` is raised."""
-        pair = self._layers[layer_idx]
-        if pair is None:
-            pair = (self._buffer(k), self._buffer(v))
-            self._layers[layer_idx] = pair
-        kept = slice(self.length, self.length + k.shape[2])
-        pair[0][:, :, kept], pair[1][:, :, kept] = k, v
-
-    def read(self, layer_idx: int, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Keys and values read so far, from slot `first` on: (1, G, T - first, D) and (1, G, T - first, E)."""
-        pair = self._layers[layer_idx]
-        assert pair is not None
-        return pair[0][:, :, first : self.length], pair[1][:, :, first : self.length]
-
-    def _buffer(self, x: Tensor) -> Tensor:
-        return x.new_empty(1, x.shape[1], self.capacity, x.shape[3])
-
-
-@dataclass(frozen=True)
-class _Feed:
-    """What attention must know of this call: the plan, what was read, and where the queries stand."""
-
-    plan: ModelPlan
-    prefix: _Prefix
-    positions: Tensor  # (B, S), on the CPU
-    writing: bool
-
-    def attention(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None) -> Piece:
-        if self.writing:
-            self.prefix.write(layer_idx, k, v)
-        mask = self.plan.layers[layer_idx].mask
-        if mask.sliding_window is None and mask.chunk is None:
-            own = attend(q, k, v, scale=scale, softcap=softcap, causal=True)
-            return own if not self.prefix.length else merge(self._whole_prefix(layer_idx, q, scale, softcap), own)
-        return self._limited(layer_idx, mask, q, k, v, scale, softcap)
-
-    def tempered(self, layer_idx: int, q: Tensor) -> Tensor:
-        """q (B, H, S, D) times what the plan multiplies queries by at their positions."""
-        temperature = self.plan.layers[layer_idx].temperature
-        if temperature is None:
-            return q
-        steps = torch.div(self.positions + temperature.shift, temperature.length, rounding_mode="floor")
-        scale = 1 + temperature.beta * torch.log1p(steps.float())
-        return (q * scale[:, None, :, None].to(q.device)).to(q.dtype)
-
-    def _whole_prefix(self, layer_idx: int, q: Tensor, scale: float, softcap: float | None) -> Piece:
-        """All queries see the whole prefix, so those of all probes are one long row of queries."""
-        keys, values = self.prefix.read(layer_idx)
-        batch, heads, tokens, width = q.shape
-        groups = keys.shape[1]
-        row = q.view(batch, groups, heads // groups, tokens, width).permute(1, 2, 0, 3, 4).reshape(1, groups, -1, width)
-        piece = attend(row, keys, values, scale=scale, softcap=softcap)
-
-        def back(x: Tensor) -> Tensor:
-            apart = x.reshape(groups, heads // groups, batch, tokens, *x.shape[3:])
-            return apart.permute(2, 0, 1, 3, *range(4, apart.dim())).reshape(batch, heads, tokens, *x.shape[3:])
-
-        return Piece(back(piece.out), back(piece.lse))
-
-    def _limited(
-        self, layer_idx: int, mask: Mask, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None
-    ) -> Piece:
-        """Windows and chunks are of positions, not of cache slots: skipped positions count as distance."""
-        batch, tokens = self.positions.shape
-        lowest = int(self.positions.min())
-        nearest = lowest if mask.sliding_window is None else lowest - mask.sliding_window + 1
-        if mask.chunk is not None:
-            nearest = (
-                max(nearest, lowest // mask.chunk * mask.chunk)
-                if mask.sliding_window
-                else lowest // mask.chunk * mask.chunk
-            )
-        read = self.prefix.positions[: self.prefix.length]
-        first = int((read < nearest).long().cumprod(0).sum()) if len(read) else 0
-        own = torch.ones(tokens, tokens, dtype=torch.bool).tril()
-        key_positions = torch.cat((read[first:].expand(batch, -1), self.positions), dim=1)
-        distance = self.positions[:, :, None] - key_positions[:, None, :]
-        seen = torch.cat((torch.ones(tokens, len(read) - first, dtype=torch.bool), own), dim=1).expand_as(distance)
-        if mask.sliding_window is not None:
-            seen = seen & (distance < mask.sliding_window)
-        if mask.chunk is not None:
-            seen = seen & (self.positions[:, :, None] // mask.chunk == key_positions[:, None, :] // mask.chunk)
-        if len(read) > first:
-            keys, values = self.prefix.read(layer_idx, first)
-            k = torch.cat((keys.expand(batch, -1, -1, -1), k), dim=2)
-            v = torch.cat((values.expand(batch, -1, -1, -1), v), dim=2)
-        return attend(q, k, v, scale=scale, softcap=softcap, mask=seen[:, None].to(q.device))
-
-
-# Not every model hands the keyword arguments of its forward down to its attention.
-_FEED: ContextVar[_Feed | None] = ContextVar("theodolite_feed", default=None)
-
-
-def _attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """transformers' attention interface: q (B, H, S, D), k and v (B, G, S, D) in, (B, S, H, D) out."""
-    feed = _FEED.get()
-    if feed is None:
-        raise RuntimeError(f"the attention {_NAME!r} works inside a theodolite Reader only")
-    if attention_mask is not None:
-        raise RuntimeError("the model made an attention mask of its own, which a Reader does not take")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer_idx: int = module.layer_idx  # type: ignore[assignment]
-    if hasattr(module, _TEMPERED):
-        query = feed.tempered(layer_idx, query)
-    piece = feed.attention(layer_idx, query, key, value, scale, softcap)
-    out = piece.out if s_aux is None else with_sink(piece, s_aux)
-    return out.transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(_NAME, _attention)
 
 
 class Reader:
@@ -184,7 +46,7 @@ class Reader:
     def __init__(self, model: Any, plan: ModelPlan, *, capacity: int, chunk: int | None = None) -> None:
         self.model = model
         self.plan = plan
-        self.prefix = _Prefix(len(plan.layers), capacity)
+        self.prefix = Prefix(len(plan.layers), capacity)
         vocabulary = model.get_output_embeddings().weight.shape[0]
         self.chunk = chunk or max(64, min(1024, _LOGITS_BYTES // (6 * vocabulary)))
         self._own_attention: str | None = None
@@ -197,10 +59,10 @@ class Reader:
                 f"{type(self.model).__name__} does not let its attention be replaced, so it cannot be read in chunks"
             )
         self._own_attention = self.model.config._attn_implementation
-        self._tempered = [(m, getattr(m, _TEMPERED)) for m in self.model.modules() if hasattr(m, _TEMPERED)]
-        self.model.set_attn_implementation(_NAME)
+        self._tempered = [(m, getattr(m, TEMPERED)) for m in self.model.modules() if hasattr(m, TEMPERED)]
+        self.model.set_attn_implementation(NAME)
         for module, _ in self._tempered:
-            setattr(module, _TEMPERED, False)
+            setattr(module, TEMPERED, False)
         return self
 
     def __exit__(
@@ -208,7 +70,7 @@ class Reader:
     ) -> None:
         self.model.set_attn_implementation(self._own_attention)
         for module, own in self._tempered:
-            setattr(module, _TEMPERED, own)
+            setattr(module, TEMPERED, own)
 
     @property
     def length(self) -> int:
@@ -254,7 +116,7 @@ class Reader:
 
     def _forward(self, tokens: Tensor, positions: Tensor, *, writing: bool, keep: int | None) -> Tensor:
         device = self.model.device
-        outer = _FEED.set(_Feed(self.plan, self.prefix, positions, writing))
+        outer = FEED.set(Feed(self.plan, self.prefix, positions, writing))
         try:
             with torch.inference_mode():
                 logits = self.model(
@@ -264,7 +126,7 @@ class Reader:
                     logits_to_keep=0 if keep is None else keep,
                 ).logits
         finally:
-            _FEED.reset(outer)
+            FEED.reset(outer)
         if writing:
             self.prefix.positions[self.prefix.length : self.prefix.length + tokens.shape[1]] = positions[0]
             self.prefix.length += tokens.shape[1]
