@@ -47,7 +47,9 @@ def text(loaded: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "scaling"), [("none", Scaling()), ("linear", Linear(factor=2.0)), ("yarn", YARN)], ids=lambda x: str(x)[:6]
+    ("name", "scaling"),
+    [("none", Scaling()), ("linear", Linear(factor=2.0)), ("yarn", YARN)],
+    ids=["none", "linear", "yarn"],
 )
 def test_perplexity_and_recall(loaded: Any, text: torch.Tensor, name: str, scaling: Scaling) -> None:
     plan = loaded.plan.with_scaling(scaling) if name != "none" else loaded.plan

@@ -101,6 +101,16 @@ class TestWhole:
         assert cells == [("none", length, depth) for length in (256, 512, 768) for depth in (0.1, 0.5, 0.9)]
         assert summary["recommendation"]["name"] == "none"
 
+    def test_a_length_far_inside_the_trained_one(self, llama, tmp_path):
+        long = replace(llama, plan=replace(llama.plan, max_position_embeddings=8192))
+        summary = survey(long, settings(tmp_path, to=400), Quiet())
+        schema.validate(summary)
+        shipped = summary["scalings"][0]
+        assert shipped["short_cost"]["tokens"] == 400
+        assert min(cell["distance"] for cell in shipped["far_reach"]) == 400
+        assert [(band["from"], band["to"]) for band in shipped["bands"]] == [(0, 400)]
+        assert shipped["holds_to"] == 400
+
     def test_no_text_is_long_enough(self, llama, tmp_path):
         (tmp_path / "short.txt").write_text("Call me Ishmael.")
         with pytest.raises(ValueError, match=r"text: 769 tokens are needed for this length, and short\.txt has \d+$"):
