@@ -104,11 +104,11 @@ def pairs(store: Store, instrument: str, text: str, name: str, length: int) -> l
     predicted = store.get(cell(instrument, text, name, **where))
     if measured is None or predicted is None:
         return []
-    known = sorted((c["distance"], c["accuracy"]) for c in predicted["cells"])
+    known = sorted((c["distance"], c["accuracy"]) for c in predicted.result["cells"])
     distances, accuracies = zip(*known, strict=True)
     return [
         (float(np.interp(c["distance"], distances, accuracies)), c["accuracy"])
-        for c in measured["cells"]
+        for c in measured.result["cells"]
         if c["length"] == length
     ]
 

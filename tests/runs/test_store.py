@@ -70,8 +70,10 @@ class TestKill:
         with Store(tmp_path) as store:
             done = 0
             while {"i": done} in store:
-                assert store.get({"i": done}) == {"square": done * done, "text": "x" * 20_000}
-                assert np.array_equal(store.array({"i": done}), np.full(50_000, done, np.float32))
+                found = store.get({"i": done})
+                assert found is not None
+                assert found.result == {"square": done * done, "text": "x" * 20_000}
+                assert np.array_equal(found.array, np.full(50_000, done, np.float32))
                 done += 1
             assert done >= 1
             assert len(lines(tmp_path)) == done
@@ -108,8 +110,8 @@ class TestOnce:
 
     def test_the_first_result_stays(self, tmp_path):
         with Store(tmp_path) as store:
-            assert store.put({"a": 1, "b": 2}, {"value": 1}) == {"value": 1}
-            assert store.put({"b": 2, "a": 1}, {"value": 2}) == {"value": 1}
+            assert store.put({"a": 1, "b": 2}, {"value": 1}).result == {"value": 1}
+            assert store.put({"b": 2, "a": 1}, {"value": 2}).result == {"value": 1}
         assert len(lines(tmp_path)) == 1
 
     def test_what_is_returned_is_what_is_read_back(self, tmp_path):
@@ -119,7 +121,13 @@ class TestOnce:
             assert store.get({"cell": 1}) == returned
         with Store(tmp_path) as store:
             assert store.get({"cell": 1}) == returned
-        assert returned == {"pair": [1, 2], "float": 0.1 + 0.2, "text": "论语 \u2028 \n", "none": None, "3": "number"}
+        assert returned.result == {
+            "pair": [1, 2],
+            "float": 0.1 + 0.2,
+            "text": "论语 \u2028 \n",
+            "none": None,
+            "3": "number",
+        }
         assert lines(tmp_path)[0]["seconds"] == 1.5
 
     def test_arrays_come_back_to_the_bit(self, tmp_path):
@@ -127,7 +135,9 @@ class TestOnce:
         with Store(tmp_path) as store:
             store.put({"cell": 1}, {}, array=row)
         with Store(tmp_path) as store:
-            assert store.array({"cell": 1}).tobytes() == row.tobytes()
+            found = store.get({"cell": 1})
+            assert found is not None
+            assert found.array.tobytes() == row.tobytes()
 
     @pytest.mark.parametrize("number", [float("nan"), float("inf")])
     def test_what_json_cannot_say_is_refused_and_nothing_is_written(self, tmp_path, number):
@@ -158,6 +168,37 @@ class TestOneHolder:
     def test_other_folders_are_free(self, tmp_path):
         with Store(tmp_path / "a"), Store(tmp_path / "b"):
             pass
+
+
+class TestDamage:
+    """What was changed or lost after it was written is never taken for a measurement."""
+
+    def test_a_changed_result_is_named(self, tmp_path):
+        with Store(tmp_path) as store:
+            store.put({"cell": 1}, {"accuracy": 0.25})
+        store.path.write_text(store.path.read_text().replace("0.25", "0.99"))
+        with pytest.raises(ValueError, match="line 1 is not as it was written; delete the line"):
+            Store(tmp_path).__enter__()
+
+    @pytest.mark.parametrize("content", [None, b"", b"half", "other"])
+    def test_a_lost_or_changed_array_makes_the_cell_unfinished(self, tmp_path, content):
+        row = np.arange(10, dtype=np.float32)
+        with Store(tmp_path) as store:
+            store.put({"cell": 1}, {}, array=row)
+        (file,) = (tmp_path / "tokens").glob("*.npy")
+        if content is None:
+            file.unlink()
+        elif content == "other":
+            np.save(file, row + 1)
+        else:
+            file.write_bytes(content)
+        with Store(tmp_path) as store:
+            assert store.get({"cell": 1}) is None
+            store.put({"cell": 1}, {}, array=row)
+        with Store(tmp_path) as store:
+            found = store.get({"cell": 1})
+            assert found is not None
+            assert found.array.tobytes() == row.tobytes()
 
 
 class TestGarbage:

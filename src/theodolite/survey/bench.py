@@ -13,7 +13,7 @@ from torch import Tensor
 from theodolite.models import patched
 from theodolite.models.load import LoadedModel
 from theodolite.plan import ModelPlan
-from theodolite.runs import Result, Store
+from theodolite.runs import Finished, Store
 from theodolite.survey.passes import Nats
 from theodolite.survey.texts import Document
 
@@ -95,7 +95,7 @@ class Bench:
             found = self._run(what, cell, plan, document, work, run)
         else:
             self.listener.advance(work)
-        return Measured(cells=found["cells"], row=self.store.array(cell) if found["row"] else None)
+        return Measured(cells=found.result["cells"], row=found.array)
 
     def _run(
         self,
@@ -105,7 +105,7 @@ class Bench:
         document: Document,
         work: float,
         run: Callable[[Any, Tensor, Advance], Measured],
-    ) -> Result:
+    ) -> Finished:
         done = 0.0
 
         def advance(to: float) -> None:
@@ -119,8 +119,7 @@ class Bench:
             measured = run(model, document.tokens, advance)
         seconds = round(time.perf_counter() - begun, 2)
         advance(work)
-        result = {"cells": measured.cells, "row": measured.row is not None}
-        return self.store.put(cell, result, array=measured.row, what=what, seconds=seconds)
+        return self.store.put(cell, {"cells": measured.cells}, array=measured.row, what=what, seconds=seconds)
 
 
 def positions_digest(plan: ModelPlan) -> str:
