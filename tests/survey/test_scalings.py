@@ -162,10 +162,19 @@ class TestNativeScalings:
     )
     def test_the_default_list_leaves_out_what_does_not_stack_and_says_so(self, native, left):
         told: list[str] = []
-        candidates = parse_scalings(DEFAULT_SCALINGS, plan_of(native), to=768, tell=told.append)
+        candidates = parse_scalings(DEFAULT_SCALINGS, plan_of(native), to=768, strict=False, tell=told.append)
         assert [c.name for c in candidates] == left
         assert len(told) == 5 - len(left)
         assert all(f"already carries {native.rope_type!r}, which must not be lost" in line for line in told)
+
+    def test_one_that_is_the_same_as_another_is_left_out_and_named(self):
+        told: list[str] = []
+        candidates = parse_scalings("linear,linear:2", plan_of(), to=768, tell=told.append)
+        assert [c.name for c in candidates] == ["none", "linear"]
+        assert told == ["left out: linear:2, which is the same as linear"]
+
+    def test_an_equal_native_factor_multiplies_too(self):
+        assert parsed("linear:2", plan_of(Linear(factor=2.0)))["linear:2"] == Linear(factor=4.0)
 
     def test_a_list_of_the_user_raises(self):
         with pytest.raises(PlanError, match="already carries 'linear', which must not be lost"):
@@ -173,7 +182,7 @@ class TestNativeScalings:
 
     def test_what_is_wrong_in_itself_raises_even_where_some_are_left_out(self):
         with pytest.raises(PlanError, match=r"factor: got 0\.5"):
-            parse_scalings("linear:0.5", plan_of(), to=768, tell=lambda line: None)
+            parse_scalings("linear:0.5", plan_of(), to=768, strict=False)
 
 
 class TestDefaultFactor:

@@ -101,10 +101,10 @@ class TestDocuments:
 
     def test_joined(self, files):
         (made,) = read_documents(files("short", "shorter"), Words(), tokens=170, join=True)
-        assert made.name == "2 files joined"
+        assert made.name == "short.txt + shorter.txt"
         expected = words(90, "short") + " " + words(80, "shorter")
         assert made.tokens.tolist() == Words()(expected)["input_ids"]
-        with pytest.raises(ValueError, match=r"171 tokens are needed .* 2 files joined has 170$"):
+        with pytest.raises(ValueError, match=r"171 tokens are needed .* short.txt \+ shorter.txt has 170$"):
             read_documents(files("short", "shorter"), Words(), tokens=171, join=True)
         assert read_documents(files("long"), Words(), tokens=200, join=True)[0].name == "long.txt"
 

@@ -195,6 +195,11 @@ class TestRecommend:
         assert made["name"] == "none"
         assert "No scaling was read in full" in made["why"]
 
+    def test_a_model_that_does_not_copy_is_told_so(self):
+        made = self.recommend(self.other("yarn", 0.9), copies=False)
+        assert made["name"] == "none"
+        assert "does not continue passages even from near by" in made["why"]
+
     def test_shipped_holds(self):
         shipped = scaling_row("none", perplexities=(50, 40, 45, 42, 38, 39), holds=768, recall=0.6)
         made = self.recommend(self.other("yarn", 0.61), shipped=shipped)
@@ -203,7 +208,10 @@ class TestRecommend:
             "The shipped model holds to 768 by itself and recalls 60% of what was read, the best scaling 61%"
             in (made["why"])
         )
-        assert "no scaling holds" in self.recommend(self.other("yarn", 0.9, holds=640), shipped=shipped)["why"]
+        assert (
+            "no scaling that was read in full does both"
+            in self.recommend(self.other("yarn", 0.9, holds=640), shipped=shipped)["why"]
+        )
 
     def test_recall_counts_at_the_length_asked_only(self):
         early = scaling_row("yarn", perplexities=(51,), holds=768, recall=0.9, length=512)

@@ -47,6 +47,9 @@ class Progress:
     def working(self, what: str) -> None:
         # Names of files and models are data, not markup.
         self._bar.update(self._task, description=what.replace("[", r"\["))
+        if not self.console.is_terminal:
+            # A log has no bar, and a pass takes minutes.
+            self.finished(f"... {what}")
 
     def advance(self, done: float) -> None:
         self._bar.advance(self._task, done)

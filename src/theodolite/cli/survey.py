@@ -41,7 +41,7 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument("--join", action="store_true", help="make one document of all text files")
     parser.add_argument(
-        "--to", type=_tokens, metavar="N", help="how far to go, in tokens (default: 1.5 x trained length)"
+        "--to", type=_tokens, metavar="N", help="how far to go, in tokens, 16384 or 16k (default: 1.5 x trained length)"
     )
     parser.add_argument(
         "--scaling",
@@ -76,7 +76,9 @@ def run(options: argparse.Namespace) -> int:
     from theodolite.report import page, pictures, terminal
     from theodolite.survey import Settings, survey
     from theodolite.survey.memory import require_memory, survey_bytes
+    from theodolite.survey.scalings import require_known
     from theodolite.survey.settings import checked_length
+    from theodolite.survey.texts import read_text
 
     _require_device(options.device)
     source = resolve(options.model)
@@ -90,6 +92,12 @@ def run(options: argparse.Namespace) -> int:
         passkey=options.passkey,
         join=options.join,
     )
+    # What can be told without the model is told before it is loaded.
+    require_known(settings.scalings)
+    for text in settings.texts:
+        read_text(text)
+    if settings.out.exists() and not settings.out.is_dir():
+        raise ValueError(f"out: {str(settings.out)!r} is a file; give a folder")
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device)
     with Progress() as progress:

@@ -161,10 +161,12 @@ def _scaled(layer: LayerPlan, wanted: Scaling) -> LayerPlan:
 
 
 def _stack(native: Scaling, wanted: Scaling) -> Scaling:
-    if type(native) is Scaling or type(wanted) is Scaling or native == wanted:
-        return wanted if type(native) is Scaling or native == wanted else native
+    if type(native) is Scaling or type(wanted) is Scaling:
+        return wanted if type(native) is Scaling else native
     if isinstance(native, Linear) and isinstance(wanted, Linear):
         return Linear(factor=native.factor * wanted.factor)
+    if native == wanted:
+        return native
     if (isinstance(native, YaRN) and isinstance(wanted, YaRN)) or (
         isinstance(native, LongRoPE) and isinstance(wanted, LongRoPE)
     ):

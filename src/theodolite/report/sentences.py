@@ -77,7 +77,7 @@ def wavelengths_title(summary: Summary) -> str:
     """What the scaling does to the pairs."""
     best = recommended(summary)
     if best is None or best["name"] == "none":
-        return "How far each pair of channels turns before it repeats"
+        return "Tokens that each pair of channels takes for a full turn"
     pairs = [(a, b) for a, b in zip(best["inv_freq"]["plain"], best["inv_freq"]["scaled"], strict=True) if a and b]
     if not pairs:
         return "No pair of channels turns"

@@ -174,6 +174,10 @@ def _print_lists(summary: Summary, say: Any) -> None:
 
 def _notes(summary: Summary) -> list[str]:
     notes = ["ppl: perplexity by position (K = 1,024 tokens); –: not measured"]
+    notes.append(
+        f"reaches: how far back it copies in a text of {tokens(summary['to'])} tokens; where positions past the "
+        "trained length spoil a model, they spoil what is near too"
+    )
     alone = [cell["accuracy_alone"] for scaling in summary["scalings"] for cell in scaling["recall"]]
     if alone:
         notes.append(f"recall: mean over depths; {percent(sum(alone) / len(alone))} can be guessed with nothing read")
@@ -189,11 +193,12 @@ def _notes(summary: Summary) -> list[str]:
         lengths = [tokens(one["length"]) for one in scaling["passes"] if one["length"] is not None]
         if scaling["depends_on_length"] and lengths:
             notes.append(f"{_shown(scaling['name'])}: frequencies depend on the length; passes at {', '.join(lengths)}")
-    by_length: dict[tuple[str, int], list[bool]] = {}
+    found: dict[str, dict[int, list[bool]]] = {}
     for cell in summary["passkey"] or ():
-        by_length.setdefault((cell["scaling"], cell["length"]), []).append(cell["exact"])
-    for (name, length), found in by_length.items():
-        notes.append(f"passkey, {_shown(name)} at {tokens(length)}: {sum(found)} of {len(found)} right")
+        found.setdefault(cell["scaling"], {}).setdefault(cell["length"], []).append(cell["exact"])
+    for name, by_length in found.items():
+        counts = ", ".join(f"{sum(some)} of {len(some)} at {tokens(length)}" for length, some in by_length.items())
+        notes.append(f"passkey right, {_shown(name)}: {counts}")
     return notes
 
 

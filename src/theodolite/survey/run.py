@@ -32,8 +32,8 @@ def survey(loaded: LoadedModel, settings: Settings, listener: Listener) -> dict[
     """
     to = checked_length(settings, loaded.plan)
     # The default list is for all models; what a user names is an error where it cannot be had.
-    tell = listener.finished if settings.scalings == DEFAULT_SCALINGS else None
-    candidates = parse_scalings(settings.scalings, loaded.plan, to=to, tell=tell)
+    strict = settings.scalings != DEFAULT_SCALINGS
+    candidates = parse_scalings(settings.scalings, loaded.plan, to=to, strict=strict, tell=listener.finished)
     documents = read_documents(
         list(settings.texts), loaded.tokenizer, tokens=to + 1, join=settings.join, tell=listener.finished
     )
@@ -56,10 +56,14 @@ def _measure(instruments: Instruments, candidates: list[Candidate], settings: Se
     spread: dict[str, Cells] = {}
     for candidate in candidates:
         spread[candidate.name] = instruments.spread(candidate)
+        if len(spread) == 1:
+            listener.finished(f"reach  {'tokens back':<12} {_heads(spread[candidate.name])}")
         listener.finished(f"reach  {candidate.name:<12} {_line(spread[candidate.name])}")
     far: dict[str, Cells] = {}
     for candidate in candidates if settings.far else ():
         far[candidate.name] = instruments.far(candidate)
+        if len(far) == 1:
+            listener.finished(f"far    {'tokens back':<12} {_heads(far[candidate.name])}")
         listener.finished(f"far    {candidate.name:<12} {_line(far[candidate.name])}")
     chosen = _best(candidates, spread, settings.passes)
     read = {}
@@ -101,7 +105,11 @@ def _threshold(instruments: Instruments) -> float | None:
 
 
 def _line(cells: Cells) -> str:
-    return " ".join(f"{cell['accuracy']:.2f}" for cell in cells)
+    return " ".join(f"{cell['accuracy']:5.2f}" for cell in cells)
+
+
+def _heads(cells: Cells) -> str:
+    return " ".join(f"{cell['distance']:5d}" for cell in cells)
 
 
 def _pass_line(nll: list[Nats], instruments: Instruments) -> str:

@@ -54,18 +54,33 @@ def default_factor(trained_length: int, to: int) -> float:
     return float(max(2, math.ceil(to / trained_length)))
 
 
+def require_known(text: str) -> None:
+    """Raise PlanError for a name that no scaling has: what can be told before a model is loaded."""
+    for name in filter(None, (name.strip() for name in text.split(","))):
+        if name.split(":")[0] not in (AS_SHIPPED, *_MAKERS):
+            allowed = ", ".join((AS_SHIPPED, *_MAKERS))
+            raise PlanError("scaling", name, f"allowed: {allowed}, each with a factor (yarn:2) if wanted")
+
+
 def parse_scalings(
-    text: str, plan: ModelPlan, *, to: int, tell: Callable[[str], None] | None = None
+    text: str,
+    plan: ModelPlan,
+    *,
+    to: int,
+    strict: bool = True,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> list[Candidate]:
     """The candidates of a comma-separated list; the model as shipped is always the first, and none stands twice.
 
     Args:
-        tell: if given, a scaling that this model cannot take is left out, and `tell` is given a line that says why.
+        strict: false leaves out a scaling that this model cannot take.
+        tell: is given a line for each that is left out, and why.
 
     Raises:
-        PlanError: an unknown name or setting, a factor out of range, or (without `tell`) a scaling that the model
-            cannot take.
+        PlanError: an unknown name or setting, a factor out of range, or (if `strict`) a scaling that the model cannot
+            take.
     """
+    require_known(text)
     names = [name.strip() for name in text.split(",") if name.strip()]
     candidates = {plan: Candidate(name=AS_SHIPPED, plan=plan)}
     for name in names:
@@ -75,20 +90,18 @@ def parse_scalings(
         try:
             scaled = plan.with_scaling(scaling)
         except PlanError as error:
-            if tell is None:
+            if strict:
                 raise
             tell(f"left out: {name}; {error.allowed}")
         else:
-            candidates.setdefault(scaled, Candidate(name=name, plan=scaled))
+            same = candidates.setdefault(scaled, Candidate(name=name, plan=scaled))
+            if same.name != name:
+                tell(f"left out: {name}, which is the same as {same.name}")
     return list(candidates.values())
 
 
 def _parse(text: str, plan: ModelPlan, to: int) -> Scaling:
     kind, *rest = text.split(":")
-    if kind not in _MAKERS:
-        raise PlanError(
-            "scaling", text, f"allowed: {AS_SHIPPED}, {', '.join(_MAKERS)}, each with a factor (yarn:2) if wanted"
-        )
     length = plan.max_position_embeddings
     if length is None:
         raise PlanError("max_position_embeddings", None, "the model's config must say its trained length")

@@ -48,7 +48,9 @@ def summarize(instruments: Instruments, candidates: list[Candidate], measured: F
     shipped = scalings[0]
     for scaling in scalings:
         scaling["holds_to"] = verdict.holds_to(scaling["bands"], shipped["bands"], window["bands"] if window else None)
-    recommendation = verdict.recommend(scalings, to=to, trained=trained, window=window)
+    recommendation = verdict.recommend(
+        scalings, to=to, trained=trained, window=window, copies=measured.threshold is not None
+    )
     # The model as shipped is set up for what it holds to, and the text cut to that.
     length = to if shipped["holds_to"] == to or recommendation["name"] != AS_SHIPPED else min(trained, to)
     return {

@@ -40,12 +40,14 @@ def read_text(source: str) -> tuple[str, str]:
     if source in BUILTIN:
         return source, builtin_text(source)
     path = Path(source)
+    if path.exists() and not path.is_dir() and not path.is_file():
+        raise ValueError(f"text: {source!r} is no regular file")
     try:
         content = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ValueError(f"text: no file {source!r}; give a UTF-8 text file, or one of {', '.join(BUILTIN)}") from None
     except IsADirectoryError:
-        raise ValueError(f"text: {source!r} is a folder; give its files") from None
+        raise ValueError(f"text: {source!r} is a folder; give its files (a model stands before --text)") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"text: {source!r} is not UTF-8 (byte {error.start}); convert it first") from None
     except OSError as error:
@@ -90,7 +92,9 @@ def read_documents(
         distinct.setdefault(source if source in BUILTIN else Path(source).resolve(), source)
     texts = [read_text(source) for source in distinct.values()]
     if join and len(texts) > 1:
-        texts = [(f"{len(texts)} files joined", "\n\n".join(content for _, content in texts))]
+        names = [name for name, _ in texts]
+        name = " + ".join(names[:4]) + (f" + {len(names) - 4} more" if len(names) > 4 else "")
+        texts = [(name, "\n\n".join(content for _, content in texts))]
     documents, short = [], []
     for name, content in texts:
         ids = tokenize(tokenizer, content, at_least=tokens)

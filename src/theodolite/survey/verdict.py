@@ -162,10 +162,15 @@ def recall_at(scaling: dict[str, Any], length: int) -> float | None:
 
 
 def recommend(
-    scalings: list[dict[str, Any]], *, to: int, trained: int, window: dict[str, Any] | None
+    scalings: list[dict[str, Any]], *, to: int, trained: int, window: dict[str, Any] | None, copies: bool = True
 ) -> dict[str, str]:
-    """Which scaling to take, by the rule in DEFINITIONS, with the reason in numbers."""
+    """Which scaling to take, by the rule in DEFINITIONS, with the reason in numbers.
+
+    `copies` says whether the shipped model copies from near by; of one that does not, recall says nothing.
+    """
     shipped = scalings[0]
+    if not copies:
+        return {"name": "none", "why": _NO_COPYING}
     shipped_recall = recall_at(shipped, to)
     if shipped_recall is None:
         return {
@@ -181,6 +186,12 @@ def recommend(
     near_best = [s for s in holding if (recall_at(s, to) or 0.0) >= best - SAME_WITHIN]
     chosen = min(near_best, key=lambda s: s["short_cost"]["ratio"])
     return {"name": chosen["name"], "why": _chosen(chosen, shipped, to, window)}
+
+
+_NO_COPYING = (
+    "This model does not continue passages even from near by, inside its trained length, so reach and recall say "
+    "nothing about its positions, and no scaling can be recommended. Perplexity by position is all there is to go by."
+)
 
 
 def _chosen(chosen: dict[str, Any], shipped: dict[str, Any], to: int, window: dict[str, Any] | None) -> str:
@@ -206,7 +217,7 @@ def _chosen(chosen: dict[str, Any], shipped: dict[str, Any], to: int, window: di
 
 def _shipped_holds(shipped: dict[str, Any], to: int, best: float, any_holds: bool) -> str:
     own = recall_at(shipped, to) or 0.0
-    other = f"the best scaling {best:.0%}" if any_holds else "no scaling holds"
+    other = f"the best scaling {best:.0%}" if any_holds else "and no scaling that was read in full does both"
     return f"The shipped model holds to {to:,} by itself and recalls {own:.0%} of what was read, {other}."
 
 
