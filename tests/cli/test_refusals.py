@@ -113,7 +113,7 @@ class TestArguments:
 
     def test_a_file_where_the_folder_should_be(self, theodolite, tiny_llama, tmp_path):
         (tmp_path / "out").write_text("")
-        assert "File exists" in refused(theodolite("survey", tiny_llama, "--out", tmp_path / "out"))
+        assert "is a file; give a folder" in refused(theodolite("survey", tiny_llama, "--out", tmp_path / "out"))
 
     def test_a_store_that_is_none(self, theodolite, tiny_llama, tmp_path):
         (tmp_path / "results.jsonl").write_text("my notes\n")

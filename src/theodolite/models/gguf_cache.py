@@ -13,14 +13,15 @@ from typing import Any
 
 import torch
 
-from theodolite.models.errors import LoadError
-from theodolite.models.gguf_header import read_header
+from theodolite.models.errors import LoadError, refusing
+from theodolite.models.gguf_header import Header
 from theodolite.models.gguf_positions import restate
 from theodolite.models.quiet import quiet
-from theodolite.models.source import Source, fingerprint
+from theodolite.models.source import Source, checked_header, fingerprint
+from theodolite.models.weights import require_numbers, require_weights
 
 # Part of the key: raise it when the conversion itself changes.
-_FORMAT = 1
+_FORMAT = 2
 _SPARE_BYTES = 100_000_000
 
 
@@ -43,13 +44,15 @@ def converted(
     Weights are kept in float32, in which the dequantised numbers are exact.
 
     Raises:
-        LoadError: transformers cannot read the file, or reads other positions than it states, or the disk is full.
+        LoadError: the file lacks weights, transformers cannot read it or reads other positions than it states, or
+            the disk is full.
     """
     folder = cache_folder(cache)
     target = folder / f"{source.path.stem}-{fingerprint(source)[:16]}-v{_FORMAT}"
     if target.is_dir():
         return target
-    parameters = _parameters(source.path)
+    header = checked_header(source.path)
+    _require_layers(header, source.path)
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder / f"{target.name}.lock"):
         if target.is_dir():
@@ -57,7 +60,7 @@ def converted(
         # Alone here, so what lies about was left by a process that was killed.
         for left in folder.glob(f".{target.name}.*"):
             shutil.rmtree(left, ignore_errors=True)
-        _require_space(folder, parameters * 4 + _SPARE_BYTES)
+        _require_space(folder, header.parameters * 4 + _SPARE_BYTES)
         if progress is not None:
             progress(f"converting {source.path.name} to safetensors, once")
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=folder))
@@ -71,40 +74,50 @@ def converted(
     return target
 
 
-def _parameters(path: Path) -> int:
-    try:
-        return read_header(path).parameters
-    except ValueError as error:
-        raise LoadError(str(error)) from None
+def _require_layers(header: Header, path: Path) -> None:
+    """Raise unless the file states its layers and holds weights for each of them and for no other."""
+    count, blocks = header.stated("block_count"), header.blocks
+    if type(count) is not int or count < 1:
+        # transformers would take the number of layers that its config has by default.
+        raise LoadError(f"{path} does not state how many layers it has (block_count: got {count!r:.80})")
+    lacking = next((index for index in range(count) if index not in blocks), None)
+    if lacking is not None:
+        raise LoadError(f"{path} lacks weights: it states {count} layers and has nothing for blk.{lacking}")
+    if len(blocks) > count:
+        raise LoadError(f"{path} states {count} layers and has weights of blk.{max(blocks)}, which none of them reads")
 
 
 def _convert(path: Path, folder: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    try:
-        with quiet(), _read_once():
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                str(path.parent), gguf_file=path.name, dtype=torch.float32, trust_remote_code=False
-            )
-            # Dequantised by now, but save_pretrained refuses while these say otherwise.
-            model.hf_quantizer = None
-            del model.config.quantization_config
-            model.save_pretrained(folder)
-            AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name).save_pretrained(folder)
-            restate(path, folder / "config.json")
-    except ImportError as error:
-        raise ImportError(f"reading GGUF files needs more: pip install 'theodolite[survey]' ({error})") from error
-    except LoadError:
-        raise
-    except (ValueError, KeyError, OSError, NotImplementedError, RuntimeError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise LoadError(f"{path} cannot be read by transformers: {first}") from error
+    place: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    with quiet(), _read_once(), refusing(f"{path} cannot be read by transformers"):
+        config = AutoConfig.from_pretrained(**place, trust_remote_code=False)
+        require_numbers(config, checked_header(path).parameters, path, packed=2)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            **place,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            output_loading_info=True,
+            # They are told below, by name.
+            ignore_mismatched_sizes=True,
+        )
+        require_weights(report, path)
+        # Dequantised by now, but save_pretrained refuses while these say otherwise.
+        model.hf_quantizer = None
+        del model.config.quantization_config
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(**place, trust_remote_code=False).save_pretrained(folder)
+        restate(path, folder / "config.json")
 
 
 @contextmanager
 def _read_once() -> Iterator[None]:
     """transformers parses the header anew for config, tokenizer and weights, and builds one map for each tensor."""
-    import gguf
+    try:
+        import gguf
+    except ImportError as error:
+        raise ImportError(f"reading GGUF files needs more: pip install 'theodolite[survey]' ({error})") from error
 
     slow = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
     for name, function in slow.items():

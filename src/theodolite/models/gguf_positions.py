@@ -31,6 +31,8 @@ def restate(path: Path, config_file: Path) -> None:
     except PlanError as error:
         if _scales(header):
             raise LoadError(f"{path} scales its rotary positions in a way that is not read: {error}") from None
+        if error.field != "general.architecture":
+            raise LoadError(f"{path} contradicts itself or leaves something out: {error}") from None
         # An architecture that transformers knows and `plan.gguf` does not, with nothing to get wrong.
         return
     if len(stated.layers) != len(own.layers):
@@ -40,8 +42,7 @@ def restate(path: Path, config_file: Path) -> None:
 
 
 def _scales(header: Header) -> bool:
-    architecture = header.metadata.get("general.architecture")
-    kind = header.metadata.get(f"{architecture}.rope.scaling.type", "none")
+    kind = header.stated("rope.scaling.type") or "none"
     return kind != "none" or any(name in header.shapes for name in DIVISOR_TENSORS)
 
 

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-)
+from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer
 
 from theodolite.models.describe import positions_instead
-from theodolite.models.errors import LoadError
+from theodolite.models.errors import LoadError, refusing
 from theodolite.models.gguf_cache import converted
 from theodolite.models.hub import fetch
 from theodolite.models.quiet import quiet
-from theodolite.models.source import Source, fingerprint, read_config_dict, resolve, safetensors_files
+from theodolite.models.source import Source, count_folder_parameters, fingerprint, read_config_dict, resolve
+from theodolite.models.weights import loader, require_numbers, require_weights
 from theodolite.plan import ModelPlan
 from theodolite.plan.huggingface import read_config
+
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+# Quantised weights lie packed in the files, up to sixteen of two bits in one number of 32.
+_PACKED = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +71,28 @@ def load(
     Raises:
         LoadError: the model cannot be had or read, or has no rotary positions; one sentence.
         PlanError: its config contradicts itself or says something unknown about positions.
+        ValueError: a dtype that no model is read in, or the device "meta", which holds no numbers.
     """
     source, chosen = resolve(name), choose_device(device)
+    if chosen.type == "meta":
+        raise ValueError("device: got 'meta', which holds no numbers; give 'cpu' or an accelerator")
+    kept = choose_dtype(dtype, chosen)
     folder, revision = _folder(source, cache, progress)
     config = read_config_dict(folder)
     _require_own_code(config, source.location)
     plan = read_config(config, source=f"config.json of {source.location}")
     if not plan.rotaries:
         raise LoadError(positions_instead(plan))
-    safetensors_files(folder)
+    held = count_folder_parameters(folder)
     if progress is not None:
         progress(f"loading {source.name}")
+    with quiet():
+        model = _load_model(folder, config, kept, held)
+        with refusing(f"{folder} has no tokenizer that can be read"):
+            tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config, trust_remote_code=False)
     return LoadedModel(
-        model=_load_model(folder, choose_dtype(dtype, chosen)).to(chosen),
-        tokenizer=_load_tokenizer(folder),
+        model=model.to(chosen),
+        tokenizer=tokenizer,
         plan=plan,
         name=source.name,
         revision=revision,
@@ -108,51 +114,39 @@ def _folder(source: Source, cache: Any, progress: Callable[[str], None] | None) 
 
 def _require_own_code(config: dict[str, Any], location: str) -> None:
     model_type = config.get("model_type")
-    if model_type in CONFIG_MAPPING:
+    if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
         return
     brings = ", and the code that it brings is never run" if "auto_map" in config else ""
-    raise LoadError(f"{location} is of type {model_type!r}, which transformers does not know{brings}")
+    raise LoadError(f"{location} is of type {model_type!r:.80}, which transformers does not know{brings}")
 
 
-def _load_model(folder: Path, dtype: torch.dtype) -> Any:
-    with quiet():
-        try:
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            model, report = _loader(config, folder).from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise LoadError(f"{folder} cannot be loaded: {_first_line(error)}") from error
-    lacking = sorted(map(str, (*report["missing_keys"], *report["mismatched_keys"])))
-    if lacking:
-        # transformers would fill them with random numbers and warn.
-        raise LoadError(f"{folder} lacks weights: {', '.join(lacking[:3])}{' ...' if lacking[3:] else ''}")
+def _load_model(folder: Path, config: dict[str, Any], dtype: torch.dtype, held: int) -> Any:
+    """The model of a folder; `held` numbers are in its files."""
+    with refusing(f"{folder} cannot be loaded"):
+        own = _transformers_config(folder, config)
+        require_numbers(own, held, folder, packed=_PACKED)
+        model, report = loader(own, folder).from_pretrained(
+            folder,
+            config=own,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            # They are told below, by name.
+            ignore_mismatched_sizes=True,
+        )
+        require_weights(report, folder)
     return model.eval()
 
 
-def _loader(config: Any, folder: Path) -> Any:
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return AutoModelForCausalLM
-    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        return AutoModelForImageTextToText
-    raise LoadError(f"{folder} ({config.model_type}) is no causal language model")
-
-
-def _load_tokenizer(folder: Path) -> Any:
-    with quiet():
-        try:
-            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        except Exception as error:
-            raise LoadError(f"{folder} has no tokenizer that can be read: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _transformers_config(folder: Path, config: dict[str, Any]) -> Any:
+    # From the text that was checked, not from the file, which may begin with a mark that transformers refuses.
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "config.json"
+        file.write_text(json.dumps(config), encoding="utf-8")
+        own = AutoConfig.from_pretrained(file, trust_remote_code=False)
+    own.name_or_path = str(folder)
+    return own
 
 
 def choose_device(device: torch.device | str | None) -> torch.device:
@@ -166,14 +160,12 @@ def choose_dtype(dtype: torch.dtype | str, device: torch.device) -> torch.dtype:
     """The dtype that is meant: for "auto", bfloat16 where the device is fast at it, else float32.
 
     Raises:
-        ValueError: a name that torch does not have, or no floating-point dtype.
+        ValueError: any other than float16, bfloat16, float32 and float64.
     """
-    if isinstance(dtype, torch.dtype):
-        return dtype
     if dtype != "auto":
-        named = getattr(torch, dtype, None)
-        if not isinstance(named, torch.dtype) or not named.is_floating_point:
-            raise ValueError(f"dtype: got {dtype!r}; allowed: 'auto', 'bfloat16', 'float32', or a torch.dtype")
+        named = dtype if isinstance(dtype, torch.dtype) else _DTYPES.get(dtype)
+        if named not in _DTYPES.values():
+            raise ValueError(f"dtype: got {dtype!r}; allowed: {', '.join(map(repr, ('auto', *_DTYPES)))}")
         return named
     if device.type == "cpu":
         fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()

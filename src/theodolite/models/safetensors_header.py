@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
+from typing import Any
+
+from theodolite.models.json_object import parse_object
 
 _LARGEST_HEADER = 100_000_000
+_MOST_DIMENSIONS = 32
 
 
 def count_parameters(path: Path) -> int:
@@ -21,7 +24,25 @@ def count_parameters(path: Path) -> int:
             raise ValueError(f"{path} is no safetensors file")
         header = file.read(size)
     try:
-        tensors = json.loads(header)
-    except ValueError:
-        raise ValueError(f"{path} is no safetensors file, or ends too early") from None
-    return sum(math.prod(tensor["shape"]) for name, tensor in tensors.items() if name != "__metadata__")
+        tensors = parse_object(header)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is no safetensors file, or ends too early: its header is not read ({error})"
+        ) from None
+    numbers = 0
+    for name, tensor in tensors.items():
+        if name == "__metadata__":
+            continue
+        shape = tensor.get("shape") if isinstance(tensor, dict) else None
+        if not _is_shape(shape):
+            raise ValueError(f"{path} is no safetensors file: its header gives {name!r:.80} no shape")
+        numbers += math.prod(shape)
+    return numbers
+
+
+def _is_shape(shape: Any) -> bool:
+    return (
+        isinstance(shape, list)
+        and len(shape) <= _MOST_DIMENSIONS
+        and all(type(size) is int and 0 <= size < 1 << 63 for size in shape)
+    )

