@@ -96,7 +96,7 @@ class TestTitles:
             "Recall at 12,288 tokens: 23% as shipped, 68% with yarn:2 (25% can be guessed)"
         )
         assert sentences.reach_title(made) == (
-            "As shipped, it copies from 6,000 tokens back; with yarn:2 from 10,000 tokens back"
+            "In 12,288 tokens, as shipped it copies from 6,000 tokens back; with yarn:2 from 10,000 tokens back"
         )
         assert sentences.wavelengths_title(made).startswith("yarn:2 leaves 11 of 32 pairs as they were")
 

@@ -47,13 +47,14 @@ def reach_title(summary: Summary) -> str:
     own, best = shipped(summary), recommended(summary)
     if not (own and own["reach"]):
         return "How far back each scaling copies"
+    within = f"{tokens(summary['to'])} tokens"
     far = "from no distance tried" if own["reaches"] is None else f"from {tokens(own['reaches'])} tokens back"
     if best is None or best is own or not best["reach"]:
-        return f"As shipped, it copies {far}"
+        return f"In {within}, as shipped it copies {far}"
     farther = "from no distance tried" if best["reaches"] is None else f"from {tokens(best['reaches'])} tokens back"
     if farther == far:
-        return f"As shipped and with {label(best['name'])}, it copies {far}"
-    return f"As shipped, it copies {far}; with {label(best['name'])} {farther}"
+        return f"In {within}, as shipped and with {label(best['name'])} it copies {far}"
+    return f"In {within}, as shipped it copies {far}; with {label(best['name'])} {farther}"
 
 
 def recall_title(summary: Summary) -> str:
