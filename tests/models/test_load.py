@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from theodolite.models import LoadError, hub, load, resolve, source, weights_bytes
+from theodolite.models.load import choose_dtype
 from theodolite.models.safetensors_header import count_parameters
 
 from .tiny import logits, own_plan, tiny, tokens
@@ -88,6 +90,16 @@ class TestFolder:
         with pytest.raises(ValueError, match="dtype: got 'int8'; allowed: 'auto'"):
             load(str(folder), dtype="int8")
 
+    @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, "float8_e5m2", torch.int64, "half"])
+    def test_dtypes_that_no_model_is_read_in(self, dtype: torch.dtype | str) -> None:
+        allowed = "allowed: 'auto', 'float16', 'bfloat16', 'float32', 'float64'$"
+        with pytest.raises(ValueError, match=allowed):
+            choose_dtype(dtype, torch.device("cpu"))
+
+    def test_meta_is_no_device_to_load_to(self, folder: Path) -> None:
+        with pytest.raises(ValueError, match="device: got 'meta', which holds no numbers"):
+            load(str(folder), device="meta")
+
     def test_fingerprint_follows_config_and_weights(self, folder: Path) -> None:
         first = source.fingerprint(resolve(str(folder)))
         assert source.fingerprint(resolve(str(folder))) == first
@@ -97,6 +109,21 @@ class TestFolder:
         weights["model.norm.weight"] += 1
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         assert len({first, second, source.fingerprint(resolve(str(folder)))}) == 3
+
+    def test_fingerprint_follows_weights_of_equal_size_and_time(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text("{}")
+        file = tmp_path / "model.safetensors"
+        file.write_bytes(bytes(20_000_000))
+        os.utime(file, (1, 1))
+        seen = {source.fingerprint(resolve(str(tmp_path)))}
+        # All from one place on, as weights differ, and the last byte alone.
+        for first, count in ((10_000_000, 1_000_000), (19_999_999, 1)):
+            with file.open("r+b") as handle:
+                handle.seek(first)
+                handle.write(b"\1" * count)
+            os.utime(file, (1, 1))
+            seen.add(source.fingerprint(resolve(str(tmp_path))))
+        assert len(seen) == 3
 
     def test_bytes_are_known_before_loading(self, folder: Path) -> None:
         parameters = sum(p.numel() for p in tiny("llama").parameters())
@@ -152,7 +179,11 @@ class TestRefusals:
 
     def test_damaged_weights(self, folder: Path) -> None:
         file = folder / "model.safetensors"
-        file.write_bytes(file.read_bytes()[:1000])
+        whole = file.read_bytes()
+        file.write_bytes(whole[:1000])
+        with pytest.raises(LoadError, match="is no safetensors file, or ends too early"):
+            load(str(folder))
+        file.write_bytes(whole[:-1000])
         with pytest.raises(LoadError, match="cannot be loaded"):
             load(str(folder))
         file.write_bytes(b"nonsense" * 9)

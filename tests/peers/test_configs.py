@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from theodolite.plan import ModelPlan, Rotary, Scaling
+from theodolite.plan import ModelPlan, Rotary, Scaling, YaRN
+from theodolite.plan.engines import settings
 from theodolite.plan.huggingface import read_config, write_config
 
 transformers = pytest.importorskip("transformers")
@@ -165,6 +166,48 @@ def test_what_was_read_is_written_and_read_again(name: str, changes: dict[str, A
     bare = {key: value for key, value in given.items() if key not in ("rope_parameters", "rope_scaling")}
     if not any(type(rotary.scaling).__name__ == "NTK" for rotary in plan.rotaries) and "llama_4" not in str(given):
         assert read_config(write_config(plan, bare)) == plan
+
+
+# Families with windows: one rope dict for all layers, or one per type.
+WINDOWED: list[tuple[str, dict[str, Any]]] = [
+    ("gemma2", {"head_dim": 32, "sliding_window": 32}),
+    ("gpt_oss", {"head_dim": 64, "sliding_window": 32}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2}),
+    ("gemma3_text", {"head_dim": 16, "sliding_window": 32, "sliding_window_pattern": 2}),
+    ("olmo3", {"sliding_window": 32}),
+    ("modernbert", {"local_attention": 32}),
+    ("modernbert-decoder", {"local_attention": 32}),
+    ("laguna", {"head_dim": 32, **LAYERED}),
+    ("smollm3", {}),
+    ("deepseek_v3", LATENT),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), WINDOWED, ids=[name for name, _ in WINDOWED])
+def test_settings_make_transformers_compute_the_plan(name: str, changes: dict[str, Any]) -> None:
+    """A nested dict in a family that reads one is a KeyError there, or no scaling at all."""
+    changes = {**changes, "max_position_embeddings": 4096}
+    plan = read_config(as_json(build(name, changes)))
+    scaled = plan.with_scaling(YaRN(factor=2.0, original_max_position_embeddings=4096))
+    found = settings(scaled, model="m", length=8192)["transformers"]
+    assert isinstance(found, dict)
+    config = build(name, {**changes, **found})
+    theirs = frequencies(config)
+    for layer in scaled.layers:
+        if layer.rotate is not None:
+            assert same(layer.rotate, *theirs[layer.layer_type if layer.layer_type in theirs else None])
+    assert read_config(as_json(config)).rotaries == scaled.rotaries
+
+
+def test_the_settings_of_a_latent_model_move_its_score_scale() -> None:
+    plan = read_config(as_json(build("deepseek_v3", {**LATENT, "max_position_embeddings": 4096})))
+    split = YaRN(factor=4.0, original_max_position_embeddings=4096, mscale=1.0, mscale_all_dim=1.0)
+    scaled = plan.with_scaling(split)
+    found = settings(scaled, model="m", length=8192)["transformers"]
+    assert isinstance(found, dict)
+    config = build("deepseek_v3", {**LATENT, **found})
+    attention = modeling(config).DeepseekV3Attention(config, layer_idx=0)
+    assert scaled.layers[0].score_scale == pytest.approx(attention.scaling, rel=1e-12)
 
 
 # Modules whose rotation takes (q, k, cos, sin), with cos and sin of the half-split width.

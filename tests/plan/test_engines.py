@@ -204,6 +204,21 @@ class TestLayers:
             "llama-server -m m.gguf -c 16384 --rope-freq-base 1000000 --rope-scaling linear --rope-scale 8"
         )
 
+    def test_one_rope_dict_cannot_say_layers_that_differ(self) -> None:
+        plan = ModelPlan(model_type="gemma2", max_position_embeddings=8192, layers=(self.LOCAL, self.FAR))
+        found = settings(plan, model="m", length=16384)
+        assert found["vllm"] == (
+            "A config has no words for this plan: layers: got 'gemma2'; they differ, and a config of this family has "
+            "one rope dict for all."
+        )
+
+    def test_newer_llama_cpp_leaves_windowed_layers_alone(self) -> None:
+        gemma2 = {**CONFIG, "model_type": "gemma2", "sliding_window": 512, "query_pre_attn_scalar": 64}
+        plan = read_config(gemma2).with_scaling(YARN)
+        command = settings(plan, model="m", length=16384)["llama.cpp"]
+        assert isinstance(command, str)
+        assert command.startswith("# Newer llama.cpp keeps what the GGUF says of layers with a window, and the flags ")
+
     def test_llama_cpp_has_one_set_of_flags(self) -> None:
         other = LayerPlan(rotate=Rotary(head_dim=8, rope_theta=1e5), layer_type="attention")
         plan = ModelPlan(model_type="llama", max_position_embeddings=8192, layers=(self.FAR, other))

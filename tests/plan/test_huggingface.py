@@ -185,7 +185,7 @@ class TestWhatIsWrongIsRefusedByName:
             ),
             (
                 llama(layer_types=["full_attention"]),
-                "layer_types: got '1 names'; one per layer is needed: num_hidden_layers is 2",
+                "layer_types: got '1 entries'; one per layer is needed: num_hidden_layers is 2",
             ),
             (
                 llama(layer_types=["full_attention", "spiral_attention"]),
@@ -540,9 +540,15 @@ class TestFiles:
         with pytest.raises(PlanError) as caught:
             read_config_file(tmp_path)
         assert str(caught.value) == f"rope_theta in {file}: got -1.0; it must be a finite number above 0"
-        file.write_text("{", encoding="utf-8")
-        with pytest.raises(PlanError, match="it must be JSON"):
-            read_config_file(tmp_path)
+        for broken in ("{", "[" * 100_000, '{"a": ' + "1" * 5000 + "}"):
+            file.write_text(broken, encoding="utf-8")
+            with pytest.raises(PlanError, match="it must be JSON"):
+                read_config_file(tmp_path)
+
+    def test_a_byte_order_mark_is_no_part_of_the_text(self, tmp_path: Any) -> None:
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(llama()), encoding="utf-8-sig")
+        assert read_config_file(file) == read_config(llama())
 
     def test_reading_loads_neither_torch_nor_transformers(self) -> None:
         """`inspect` answers at once only as long as this holds."""
@@ -557,6 +563,7 @@ class TestFiles:
 def test_the_shape_of_nested_parameters() -> None:
     config = {
         **without(llama(), "rope_theta"),
+        "model_type": "mellum",
         "layer_types": ["sliding_attention", "full_attention"],
         "sliding_window": 512,
         "rope_parameters": {

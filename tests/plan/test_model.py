@@ -54,6 +54,22 @@ class TestWithScaling:
         assert scaled.layers[1].rotate.scaling == scaling
         assert scaled.layers[2] == plan.layers[2]
 
+    def test_one_rotary_for_all_layers_is_scaled_in_all(self):
+        plan = replace(model(layer(sliding_window=512), layer(), LayerPlan()), one_rotary=True)
+        scaled = plan.with_scaling(YARN)
+        assert [found.rotate and found.rotate.scaling for found in scaled.layers] == [YARN, YARN, None]
+        with pytest.raises(PlanError, match="no rotary layer sees past its window"):
+            replace(model(layer(sliding_window=512)), one_rotary=True).with_scaling(YARN)
+
+    def test_the_score_scale_moves_along_in_latent_attention_alone(self):
+        split = replace(YARN, mscale=1.0, mscale_all_dim=1.0)
+        latent = LayerPlan(rotate=replace(layer().rotate, rotary_dim=16, trailing=True))
+        scaled = model(latent, layer()).with_scaling(split)
+        assert scaled.layers[0].score_scale == 64**-0.5 * split.magnitude(1.0) ** 2
+        assert scaled.layers[0].rotate.attention_factor() == 1.0
+        assert scaled.layers[1].score_scale is None
+        assert model(latent).with_scaling(YARN).layers[0].score_scale is None
+
     def test_a_window_longer_than_the_model_is_none(self):
         plan = model(layer(sliding_window=8193))
         assert plan.with_scaling(Linear(factor=2)).layers[0].rotate.scaling == Linear(factor=2)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from theodolite.plan import DynamicNTK, LongRoPE, PlanError, Rotary, YaRN
+from theodolite.plan import NTK, DynamicNTK, LongRoPE, PlanError, Rotary, YaRN
 from theodolite.plan.scaling import plain_inv_freq
 
 NEAR = 32 * 2.0**-53
@@ -114,6 +114,9 @@ class TestData:
             Rotary(head_dim=64, rope_theta=1e4).rope_theta = 5e5
 
 
+LONG_TINY = LongRoPE(short_factor=(1.0,) * 32, long_factor=(1e-320,) * 32, original_max_position_embeddings=64)
+
+
 class TestRefusals:
     """A missing base is the most common silent fault: there is no default to fall back on."""
 
@@ -142,6 +145,14 @@ class TestRefusals:
                 {"scaling": LongRoPE(short_factor=(1.0,), long_factor=(2.0,), original_max_position_embeddings=8)},
                 "short_factor: got '1 numbers'; one per pair is needed: 32",
             ),
+            ({"scaling": NTK(factor=1e9), "rope_theta": 1e305}, "factor: got 1000000000.0; the base"),
+            ({"scaling": LONG_TINY}, "scaling: got LongRoPE.*; its frequencies must be finite and not negative"),
+            (
+                {"scaling": YaRN(factor=2, original_max_position_embeddings=64, attention_factor_given=1e9)},
+                "attention_factor: got 1000000000.0; it must be above 0 and at most 255",
+            ),
+            ({"mrope_section": (16.0, 16)}, "mrope_section: got 16.0; it must be a whole number"),
+            ({"head_dim": 2**40}, "head_dim: got 1099511627776; it must be a whole number of at most 65,536"),
         ],
     )
     def test_names_the_field(self, options, text):

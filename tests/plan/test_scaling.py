@@ -369,6 +369,25 @@ class TestRefusals:
             (lambda: YaRN(factor=2, beta_slow=0, **L), "beta_slow: got 0"),
             (lambda: YaRN(factor=2, ramp="wavelength", **L), "ramp: got 'wavelength'; allowed: 'index', 'rotations'"),
             (lambda: YaRN(factor=2, attention_factor_given=0, **L), "attention_factor: got 0"),
+            *[
+                (lambda value=value: YaRN(factor=2, truncate=value, **L), "truncate: got .*; it must be true or false")
+                for value in ("false", 0, 1, None)
+            ],
+            *[
+                (lambda name=name, value=value: YaRN(factor=2, **{name: value}, **L), f"{name}: got .* from 0 to 100")
+                for name in ("mscale", "mscale_all_dim")
+                for value in (-1, float("nan"), 1e300, "1", True)
+            ],
+            (lambda: Linear(factor=1e300), "factor: got 1e[+]300; it must be at most 1,099,511,627,776: no sequence"),
+            (lambda: Linear(factor=10**400), "factor: got 1000.*; it must be a finite number above 0"),
+            (
+                lambda: YaRN(factor=2.0**30, original_max_position_embeddings=8192),
+                r"factor: got 1073741824.0; times original_max_position_embeddings \(8192\) it must be at most",
+            ),
+            (
+                lambda: NTK(factor=1e6).scaled_theta(1e300, 4),
+                "factor: got 1000000.0; the base 1e[+]300 times its power",
+            ),
             (
                 lambda: Llama3(factor=2, low_freq_factor=4, high_freq_factor=1, **L),
                 "high_freq_factor: got 1; it must be above low_freq_factor",

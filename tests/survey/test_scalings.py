@@ -137,6 +137,11 @@ class TestNativeScalings:
         text = "yarn:3:beta_fast=32:attention_factor=1.3"
         assert parsed(text, plan)[text] == changed
 
+    def test_a_stated_length_without_the_native_factor_is_not_stretched_twice(self):
+        """Qwen 2.5 states 32,768 for both lengths beside factor 4: twice that is factor 2, not 8."""
+        native = YaRN(factor=4.0, original_max_position_embeddings=TRAINED)
+        assert parsed("yarn:2", plan_of(native))["yarn:2"] == YaRN(factor=2, original_max_position_embeddings=TRAINED)
+
     def test_linear_over_linear_multiplies(self):
         assert parsed("linear:2", plan_of(Linear(factor=8.0)))["linear:2"] == Linear(factor=16.0)
 

@@ -75,7 +75,7 @@ def converted(
 
 
 def _require_layers(header: Header, path: Path) -> None:
-    """Raise unless the file states its layers and holds weights for each of them and for no other."""
+    """Raise unless the file states its layers and has weights for each of them."""
     count, blocks = header.stated("block_count"), header.blocks
     if type(count) is not int or count < 1:
         # transformers would take the number of layers that its config has by default.
@@ -83,17 +83,22 @@ def _require_layers(header: Header, path: Path) -> None:
     lacking = next((index for index in range(count) if index not in blocks), None)
     if lacking is not None:
         raise LoadError(f"{path} lacks weights: it states {count} layers and has nothing for blk.{lacking}")
-    if len(blocks) > count:
-        raise LoadError(f"{path} states {count} layers and has weights of blk.{max(blocks)}, which none of them reads")
+
+
+def _require_all_read(header: Header, path: Path) -> None:
+    count, last = header.stated("block_count"), max(header.blocks)
+    if last >= count:
+        raise LoadError(f"{path} states {count} layers and has weights of blk.{last}, which none of them reads")
 
 
 def _convert(path: Path, folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    header = checked_header(path)
     place: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     with quiet(), _read_once(), refusing(f"{path} cannot be read by transformers"):
         config = AutoConfig.from_pretrained(**place, trust_remote_code=False)
-        require_numbers(config, checked_header(path).parameters, path, packed=2)
+        require_numbers(config, header.parameters, path, packed=2)
         model, report = AutoModelForCausalLM.from_pretrained(
             **place,
             dtype=torch.float32,
@@ -103,6 +108,7 @@ def _convert(path: Path, folder: Path) -> None:
             ignore_mismatched_sizes=True,
         )
         require_weights(report, path)
+        _require_all_read(header, path)
         # Dequantised by now, but save_pretrained refuses while these say otherwise.
         model.hf_quantizer = None
         del model.config.quantization_config

@@ -163,8 +163,8 @@ def choose_dtype(dtype: torch.dtype | str, device: torch.device) -> torch.dtype:
         ValueError: any other than float16, bfloat16, float32 and float64.
     """
     if dtype != "auto":
-        named = dtype if isinstance(dtype, torch.dtype) else _DTYPES.get(dtype)
-        if named not in _DTYPES.values():
+        named = next((known for name, known in _DTYPES.items() if dtype in (name, known)), None)
+        if named is None:
             raise ValueError(f"dtype: got {dtype!r}; allowed: {', '.join(map(repr, ('auto', *_DTYPES)))}")
         return named
     if device.type == "cpu":

@@ -33,7 +33,7 @@ def count_parameters(path: Path) -> int:
     for name, tensor in tensors.items():
         if name == "__metadata__":
             continue
-        shape = tensor.get("shape") if isinstance(tensor, dict) else None
+        shape: Any = tensor.get("shape") if isinstance(tensor, dict) else None
         if not _is_shape(shape):
             raise ValueError(f"{path} is no safetensors file: its header gives {name!r:.80} no shape")
         numbers += math.prod(shape)

@@ -14,6 +14,7 @@ from typing import Any
 
 from theodolite.plan.errors import PlanError, require_whole
 from theodolite.plan.families import family_of
+from theodolite.plan.gguf_architectures import WINDOWED
 from theodolite.plan.huggingface import rope_parameters
 from theodolite.plan.model import ModelPlan
 from theodolite.plan.rotary import Rotary
@@ -151,6 +152,11 @@ def _llama_cpp(plan: ModelPlan, model: str, length: int) -> str:
         remarks.append(f"llama.cpp has no dynamic NTK, so this is the base settled for {length} tokens.")
     if len(plan.rotaries) > 1:
         remarks.append("Layers with a window keep what the GGUF says of them; the flags act on the others.")
+    elif type(rotary.scaling) is not Scaling and plan.model_type in WINDOWED and len(far) < _rotating(plan):
+        remarks.append(
+            "Newer llama.cpp keeps what the GGUF says of layers with a window, and the flags act on the others; this "
+            "plan has one rotation for all."
+        )
     if isinstance(rotary.scaling, (Llama3, LongRoPE)):
         remarks.append(
             f"llama.cpp has no flag for {rotary.scaling.rope_type!r}: it reads the divisors from the GGUF, where "
@@ -164,6 +170,10 @@ def _llama_cpp(plan: ModelPlan, model: str, length: int) -> str:
         flags = _llama_cpp_flags(rotary)
     file = model if model.endswith(".gguf") else f"{model}.gguf"
     return _command(remarks, "llama-server", "-m", file, "-c", str(length), *flags)
+
+
+def _rotating(plan: ModelPlan) -> int:
+    return sum(layer.rotate is not None for layer in plan.layers)
 
 
 def _llama_cpp_cannot(rotary: Rotary) -> str | None:

@@ -20,7 +20,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from theodolite.plan.errors import PlanError, require_one_of
+from theodolite.plan.errors import (
+    LONGEST,
+    PlanError,
+    boundary,
+    require_between,
+    require_given,
+    require_one_of,
+    require_positive,
+    require_whole,
+)
 from theodolite.plan.gguf_architectures import ARCHITECTURES, LOCAL_BASES, QUERY_SCALARS, UNROTATED, WINDOWED
 from theodolite.plan.huggingface import read_config
 from theodolite.plan.model import LayerPlan, ModelPlan
@@ -68,12 +77,8 @@ def read_metadata(
     Raises:
         PlanError: an unknown architecture or scaling, or numbers that contradict each other.
     """
-    try:
+    with boundary("metadata", source):
         return _read(keys, divisors or {})
-    except PlanError as error:
-        if source is None or error.source is not None:
-            raise
-        raise PlanError(error.field, error.given, error.allowed, source=source) from error
 
 
 def _read(keys: Mapping[str, Any], divisors: Mapping[str, Sequence[float]]) -> ModelPlan:
@@ -101,7 +106,7 @@ def _common(architecture: str, family: str, get: Any) -> dict[str, Any]:
         "model_type": family,
         "num_hidden_layers": _needed(architecture, "block_count", get),
         # Some architectures state the heads layer by layer; the width of a head is one.
-        "num_attention_heads": max(heads) if isinstance(heads, (list, tuple)) else heads,
+        "num_attention_heads": None if heads is None else _needed(architecture, "attention.head_count", get),
         "hidden_size": get("embedding_length"),
         "max_position_embeddings": get("context_length"),
         "sliding_window": get("attention.sliding_window"),
@@ -119,10 +124,11 @@ def _add_rotation(
 ) -> None:
     width = config.get("head_dim")
     if width is None:
+        # llama.cpp divides so, whether it comes out even or not.
         width = _needed(architecture, "embedding_length", get) // _needed(architecture, "attention.head_count", get)
         config["head_dim"] = width
-    turned = get("rope.dimension_count") or width
-    base = float(get("rope.freq_base") or 10000.0)
+    require_whole(**{f"{architecture}.attention.key_length": width})
+    turned = width if get("rope.dimension_count") is None else get("rope.dimension_count")
     rope = _scaling(architecture, get, divisors)
     if get("rope.dimension_sections") is not None:
         rope["mrope_section"] = [section for section in get("rope.dimension_sections") if section]
@@ -130,9 +136,9 @@ def _add_rotation(
         config.update(qk_rope_head_dim=turned, qk_nope_head_dim=width - turned)
     else:
         config["rotary_dim"] = turned
-    config[LOCAL_BASES.get(family, ("rope_theta", ""))[0]] = base
+    config[LOCAL_BASES.get(family, ("rope_theta", ""))[0]] = _base(architecture, "rope.freq_base", get)
     if family in LOCAL_BASES:
-        config[LOCAL_BASES[family][1]] = float(get("rope.freq_base_swa") or 10000.0)
+        config[LOCAL_BASES[family][1]] = _base(architecture, "rope.freq_base_swa", get)
     if family in QUERY_SCALARS:
         # No metadata key has it: llama.cpp knows the largest model of each family by its layers.
         largest = config["num_hidden_layers"] == QUERY_SCALARS[family]
@@ -145,9 +151,19 @@ def _add_rotation(
     config["rope_scaling"] = rope or None
 
 
+def _base(architecture: str, name: str, get: Any) -> Any:
+    base = 10000.0 if get(name) is None else get(name)
+    require_positive(**{f"{architecture}.{name}": base})
+    return base
+
+
 def _scaling(architecture: str, get: Any, divisors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """The rope dict that says what `rope.scaling.*` says."""
-    kind = get("rope.scaling.type") or ("linear" if get("rope.scaling.factor") or get("rope.scale_linear") else "none")
+    for name in ("rope.scaling.factor", "rope.scale_linear", "rope.scaling.attn_factor"):
+        require_between(0, LONGEST, **{f"{architecture}.{name}": get(name)})
+    kind = get("rope.scaling.type")
+    if kind is None:
+        kind = "linear" if get("rope.scaling.factor") or get("rope.scale_linear") else "none"
     require_one_of(f"{architecture}.rope.scaling.type", kind, ("none", "linear", "yarn", "longrope"))
     original = get("rope.scaling.original_context_length")
     long, short = divisors.get("rope_factors_long.weight"), divisors.get("rope_factors_short.weight")
@@ -162,7 +178,7 @@ def _scaling(architecture: str, get: Any, divisors: Mapping[str, Sequence[float]
             "long_factor": list(long),
             "original_max_position_embeddings": original,
             # llama.cpp derives nothing here: the converter has written the factor.
-            "attention_factor": get("rope.scaling.attn_factor") or 1.0,
+            "attention_factor": 1.0 if get("rope.scaling.attn_factor") is None else get("rope.scaling.attn_factor"),
         }
     factor = get("rope.scaling.factor") or get("rope.scale_linear")
     if kind == "none" or not factor:
@@ -172,7 +188,7 @@ def _scaling(architecture: str, get: Any, divisors: Mapping[str, Sequence[float]
     rope = {
         "rope_type": "yarn",
         "factor": factor,
-        "original_max_position_embeddings": original or get("context_length"),
+        "original_max_position_embeddings": get("context_length") if original is None else original,
         "beta_fast": get("rope.scaling.yarn_beta_fast"),
         "beta_slow": get("rope.scaling.yarn_beta_slow"),
     }
@@ -211,4 +227,11 @@ def _needed(architecture: str, name: str, get: Any) -> int:
     value = get(name)
     if value is None:
         raise PlanError(f"{architecture}.{name}", None, "the metadata do not state it")
-    return int(max(value)) if isinstance(value, (list, tuple)) else int(value)
+    by_layer = list(value) if isinstance(value, (list, tuple)) else [value]
+    for entry in by_layer:
+        require_given(**{f"{architecture}.{name}": entry})
+        # 0 is said of a layer without attention.
+        require_whole(least=0, **{f"{architecture}.{name}": entry})
+    widest = max(by_layer, default=0)
+    require_whole(**{f"{architecture}.{name}": widest})
+    return int(widest)

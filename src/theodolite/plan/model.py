@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from theodolite.plan.bias import Bias, Embedding
-from theodolite.plan.errors import PlanError, require_positive, require_whole
+from theodolite.plan.errors import PlanError, is_number, require_positive, require_whole
 from theodolite.plan.rotary import Rotary
 from theodolite.plan.scaling import Linear, LongRoPE, Scaling, YaRN
 
@@ -25,6 +25,9 @@ class Temperature:
 
     def __post_init__(self) -> None:
         require_whole(length=self.length)
+        require_whole(shift=self.shift, least=0)
+        if not is_number(self.beta):
+            raise PlanError("beta", self.beta, "it must be a finite number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +87,15 @@ class ModelPlan:
         layers: one policy a layer, first layer first. Layers without attention (Mamba, DeltaNet) have
             `LayerPlan(layer_type=...)` with nothing in it.
         embed: what is added to the embeddings, or None.
+        one_rotary: the model's config and code have one rotary encoding for all layers, so a scaling is for all or
+            none. It says how a plan can be carried out and not what it is, so plans are compared without it.
     """
 
     model_type: str
     max_position_embeddings: int | None
     layers: tuple[LayerPlan, ...]
     embed: Embedding | None = None
+    one_rotary: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         require_whole(max_position_embeddings=self.max_position_embeddings)
@@ -112,10 +118,12 @@ class ModelPlan:
     def with_scaling(self, scaling: Scaling) -> ModelPlan:
         """This plan with `scaling` on every rotary layer that can see past the stated length.
 
-        Layers whose window keeps all distances inside it are left as they are: they meet no new distance.
+        Layers whose window keeps all distances inside it are left as they are: they meet no new distance. Where the
+        model has one rotary encoding for all layers (`one_rotary`), they are scaled with the others.
         A native scaling is never dropped: YaRN over YaRN and LongRoPE over LongRoPE replace the settings,
-        linear over linear multiplies the factors, and every other pair raises PlanError. Where the native YaRN
-        splits its temperature between cos, sin and the scores (DeepSeek), the new one is split in the same way.
+        linear over linear multiplies the factors, and every other pair raises PlanError. In latent attention
+        (DeepSeek) YaRN's temperature is split between cos, sin and the scores: the score scale moves along, and over
+        a native YaRN the split stays the same.
         """
         if not self.rotaries:
             raise PlanError("layers", self.model_type, "a scaling needs rotary layers, and this model has none")
@@ -126,7 +134,11 @@ class ModelPlan:
                 "no rotary layer sees past its window, so no scaling changes anything",
             )
         return replace(
-            self, layers=tuple(_scaled(layer, scaling) if self._sees_past(layer) else layer for layer in self.layers)
+            self,
+            layers=tuple(
+                _scaled(layer, scaling) if layer.rotate and (self.one_rotary or self._sees_past(layer)) else layer
+                for layer in self.layers
+            ),
         )
 
     def _sees_past(self, layer: LayerPlan) -> bool:
@@ -146,18 +158,24 @@ class ModelPlan:
 def _scaled(layer: LayerPlan, wanted: Scaling) -> LayerPlan:
     assert layer.rotate is not None
     native, stacked, score_scale = layer.rotate.scaling, _stack(layer.rotate.scaling, wanted), layer.score_scale
-    if isinstance(native, YaRN) and isinstance(stacked, YaRN) and native.mscale_all_dim and score_scale is not None:
-        stacked = replace(
-            stacked,
-            mscale=native.mscale if stacked.mscale is None else stacked.mscale,
-            mscale_all_dim=native.mscale_all_dim if stacked.mscale_all_dim is None else stacked.mscale_all_dim,
-        )
-        assert stacked.mscale_all_dim is not None
-        was, now = native.magnitude(native.mscale_all_dim), stacked.magnitude(stacked.mscale_all_dim)
-        plain = layer.rotate.head_dim**-0.5
-        # As a config's reader computes it, to the last bit, so that the plan can be written.
-        score_scale = plain * now**2 if math.isclose(score_scale, plain * was**2) else score_scale * (now / was) ** 2
+    # Latent attention is the only one whose turning channels are the last of the head.
+    if layer.rotate.trailing:
+        if isinstance(native, YaRN) and isinstance(stacked, YaRN):
+            stacked = replace(
+                stacked,
+                mscale=native.mscale if stacked.mscale is None else stacked.mscale,
+                mscale_all_dim=native.mscale_all_dim if stacked.mscale_all_dim is None else stacked.mscale_all_dim,
+            )
+        score_scale = _moved(layer.rotate.head_dim**-0.5, score_scale, native.score_factor(), stacked.score_factor())
     return replace(layer, rotate=replace(layer.rotate, scaling=stacked), score_scale=score_scale)
+
+
+def _moved(plain: float, score_scale: float | None, was: float, now: float) -> float | None:
+    """The score scale with `now` in place of `was`; as a config's reader has it, to the last bit, where it was so."""
+    given = plain if score_scale is None else score_scale
+    if not math.isclose(given, plain * was):
+        return given * (now / was)
+    return None if now == 1.0 else plain * now
 
 
 def _stack(native: Scaling, wanted: Scaling) -> Scaling:

@@ -6,8 +6,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from theodolite.plan.errors import PlanError, require_given, require_positive, require_whole
+from theodolite.plan.errors import PlanError, require_given, require_list, require_positive, require_whole
 from theodolite.plan.scaling import Float64, Scaling
+
+WIDEST_HEAD = 2**16
+"""Channels of a head, at most: all that is computed here is of that size."""
+_LARGEST_AMPLITUDE = 255.0
+"""Its square multiplies the scores, and is the last that float16 has a number for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +43,7 @@ class Rotary:
 
     def __post_init__(self) -> None:
         require_given(head_dim=self.head_dim, rope_theta=self.rope_theta, rotary_dim=self.rotary_dim)
-        require_whole(head_dim=self.head_dim)
+        require_whole(head_dim=self.head_dim, most=WIDEST_HEAD)
         require_positive(rope_theta=self.rope_theta)
         if self.rope_theta <= 1:
             raise PlanError("rope_theta", self.rope_theta, "the base must be above 1")
@@ -47,12 +52,17 @@ class Rotary:
         require_whole(rotary_dim=self.rotary_dim)
         if self.rotary_dim > self.head_dim or self.rotary_dim % 2:
             raise PlanError("rotary_dim", self.rotary_dim, f"it must be even and at most head_dim ({self.head_dim})")
+        require_whole(live_pairs=self.live_pairs, least=0)
         if self.live_pairs is not None and not 0 <= self.live_pairs <= self.rotary_dim // 2:
             raise PlanError("live_pairs", self.live_pairs, f"between 0 and {self.rotary_dim // 2}")
         if self.live_pairs == self.rotary_dim // 2:
             # All of them: the same encoding, so the same value.
             object.__setattr__(self, "live_pairs", None)
         if self.mrope_section is not None:
+            require_list(mrope_section=self.mrope_section)
+            for pairs in self.mrope_section:
+                require_given(mrope_section=pairs)
+                require_whole(mrope_section=pairs, least=0)
             object.__setattr__(self, "mrope_section", tuple(self.mrope_section))
             if sum(self.mrope_section) != self.rotary_dim // 2:
                 raise PlanError(
@@ -67,8 +77,22 @@ class Rotary:
                     list(self.mrope_section),
                     f"alternating axes have no room for it: the pairs would be shared out as {list(counts)}",
                 )
-        # A divisor list of the wrong length is found when the plan is made, not in the middle of a forward.
-        self.inv_freq(length=1)
+        self._refuse_what_cannot_turn()
+
+    def _refuse_what_cannot_turn(self) -> None:
+        """Lists of the wrong length and numbers past all sense are found here, not in the middle of a forward."""
+        lengths = {1, getattr(self.scaling, "original_max_position_embeddings", 0) + 1}
+        for length in sorted(lengths) if self.depends_on_length else (1,):
+            with np.errstate(all="ignore"):
+                frequencies = self.inv_freq(length=length)
+            if not (np.isfinite(frequencies) & (frequencies >= 0)).all():
+                raise PlanError("scaling", self.scaling, "its frequencies must be finite and not negative")
+        if not 0 < self.attention_factor() <= _LARGEST_AMPLITUDE:
+            raise PlanError(
+                "attention_factor",
+                self.attention_factor(),
+                f"it must be above 0 and at most {_LARGEST_AMPLITUDE:g}: its square multiplies the scores",
+            )
 
     @property
     def depends_on_length(self) -> bool:

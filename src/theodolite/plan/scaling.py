@@ -15,7 +15,16 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from theodolite.plan.errors import PlanError, require_given, require_one_of, require_positive, require_whole
+from theodolite.plan.errors import (
+    LONGEST,
+    PlanError,
+    require_between,
+    require_bool,
+    require_given,
+    require_one_of,
+    require_positive,
+    require_whole,
+)
 
 Float64 = NDArray[np.float64]
 
@@ -50,6 +59,10 @@ class Scaling:
 
     def attention_factor(self) -> float:
         """The number that multiplies cos and sin; the scores get its square."""
+        return 1.0
+
+    def score_factor(self) -> float:
+        """The number by which latent attention (DeepSeek) multiplies the scores besides."""
         return 1.0
 
     def _length(self, length: int | None) -> int:
@@ -95,7 +108,13 @@ class NTK(Scaling):
         """The base that gives these frequencies when nothing else is done."""
         if dim <= 2:
             raise PlanError("rotary_dim", dim, "NTK scaling needs at least two pairs (4 channels)")
-        return float(rope_theta * self.factor ** (dim / (dim - 2)))
+        try:
+            theta = float(rope_theta * self.factor ** (dim / (dim - 2)))
+        except OverflowError:
+            theta = math.inf
+        if math.isinf(theta):
+            raise PlanError("factor", self.factor, f"the base {rope_theta:g} times its power is past all numbers")
+        return theta
 
     def inv_freq(self, rope_theta: float, dim: int, *, length: int | None = None) -> Float64:
         return plain_inv_freq(self.scaled_theta(rope_theta, dim), dim)
@@ -113,8 +132,7 @@ class DynamicNTK(Scaling):
     original_max_position_embeddings: int
 
     def __post_init__(self) -> None:
-        _check_factor(self.factor)
-        _check_original_length(self.original_max_position_embeddings)
+        _check_stretch(self.factor, self.original_max_position_embeddings)
 
     @property
     def depends_on_length(self) -> bool:
@@ -153,9 +171,11 @@ class YaRN(Scaling):
     ramp: str = "index"
 
     def __post_init__(self) -> None:
-        _check_factor(self.factor)
-        _check_original_length(self.original_max_position_embeddings)
+        _check_stretch(self.factor, self.original_max_position_embeddings)
         require_given(beta_fast=self.beta_fast, beta_slow=self.beta_slow)
+        require_bool(truncate=self.truncate)
+        # Released models have 0.7 and 1; readers take 0 for "not given".
+        require_between(0, 100, mscale=self.mscale, mscale_all_dim=self.mscale_all_dim)
         require_positive(
             beta_fast=self.beta_fast, beta_slow=self.beta_slow, attention_factor=self.attention_factor_given
         )
@@ -185,11 +205,8 @@ class YaRN(Scaling):
         """Pair indices (fractional unless `truncate`) where interpolation begins and is complete."""
 
         def pair_that_turns(times: float) -> float:
-            return (
-                dim
-                * math.log(self.original_max_position_embeddings / (times * 2 * math.pi))
-                / (2 * math.log(rope_theta))
-            )
+            turns = math.log(self.original_max_position_embeddings) - math.log(times) - math.log(2 * math.pi)
+            return dim * turns / (2 * math.log(rope_theta))
 
         low, high = pair_that_turns(self.beta_fast), pair_that_turns(self.beta_slow)
         if self.truncate:
@@ -206,8 +223,11 @@ class YaRN(Scaling):
             return self.magnitude(self.mscale) / self.magnitude(self.mscale_all_dim)
         return self.magnitude(1.0)
 
+    def score_factor(self) -> float:
+        return self.magnitude(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+
     def magnitude(self, coefficient: float) -> float:
-        """`0.1 * coefficient * ln(factor) + 1`; its square at `mscale_all_dim` is DeepSeek's softmax correction."""
+        """`0.1 * coefficient * ln(factor) + 1`."""
         return 0.1 * coefficient * math.log(self.factor) + 1.0
 
 
@@ -231,6 +251,7 @@ class LongRoPE(Scaling):
         object.__setattr__(self, "long_factor", tuple(self.long_factor))
         _check_original_length(self.original_max_position_embeddings)
         require_positive(factor=self.factor, attention_factor=self.attention_factor_given)
+        require_between(0, LONGEST, factor=self.factor)
         for name in ("short_factor", "long_factor"):
             for value in getattr(self, name):
                 require_positive(**{name: value})
@@ -280,10 +301,9 @@ class Llama3(Scaling):
     original_max_position_embeddings: int
 
     def __post_init__(self) -> None:
-        _check_factor(self.factor)
+        _check_stretch(self.factor, self.original_max_position_embeddings)
         require_given(low_freq_factor=self.low_freq_factor, high_freq_factor=self.high_freq_factor)
         require_positive(low_freq_factor=self.low_freq_factor, high_freq_factor=self.high_freq_factor)
-        _check_original_length(self.original_max_position_embeddings)
         if self.high_freq_factor <= self.low_freq_factor:
             raise PlanError(
                 "high_freq_factor", self.high_freq_factor, f"it must be above low_freq_factor ({self.low_freq_factor})"
@@ -301,6 +321,20 @@ def _check_factor(factor: float) -> None:
     require_positive(factor=factor)
     if factor < 1.0:
         raise PlanError("factor", factor, "it must be at least 1: a factor divides positions")
+    if factor > LONGEST:
+        raise PlanError("factor", factor, f"it must be at most {LONGEST:,}: no sequence is longer")
+
+
+def _check_stretch(factor: float, original_max_position_embeddings: int) -> None:
+    _check_factor(factor)
+    _check_original_length(original_max_position_embeddings)
+    if factor * original_max_position_embeddings > LONGEST:
+        raise PlanError(
+            "factor",
+            factor,
+            f"times original_max_position_embeddings ({original_max_position_embeddings}) it must be at most "
+            f"{LONGEST:,}: no sequence is longer",
+        )
 
 
 def _check_original_length(original_max_position_embeddings: int) -> None:

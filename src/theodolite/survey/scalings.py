@@ -122,8 +122,9 @@ def _parse(text: str, plan: ModelPlan, to: int) -> Scaling:
         raise PlanError("scaling", text, f"{kind!r} has no setting {', '.join(map(repr, settings))}") from None
     native = next((r.scaling for r in plan.rotaries if isinstance(r.scaling, YaRN)), None)
     if isinstance(wanted, YaRN) and native is not None:
-        # The stated length has the native factor in it: what stretches it further multiplies that factor.
-        return replace(native, factor=native.factor * wanted.factor, **_yarn_settings(settings))
+        # A factor is wanted over the stated length, which may have the native factor in it or not (Qwen 2.5's has not).
+        already = length / native.original_max_position_embeddings
+        return replace(native, factor=wanted.factor * already, **_yarn_settings(settings))
     return wanted
 
 

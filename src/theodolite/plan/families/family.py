@@ -6,11 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from theodolite.plan.errors import PlanError
+from theodolite.plan.errors import LONGEST, PlanError, require_list, require_positive, require_whole
 
 Config = Mapping[str, Any]
 # One name per layer, first layer first.
 Pattern = Callable[[Config, int], list[str]]
+
+MOST_LAYERS = 100_000
+WIDEST = 2**20
+"""Channels of a model, and heads of one, at most."""
 
 # The names that one quantity has in different families.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -43,6 +47,42 @@ def need(config: Config, name: str) -> Any:
         also = f" (or {', '.join(names[1:])})" if names[1:] else ""
         raise PlanError(name, None, f"the config does not state it{also}")
     return value
+
+
+def whole(config: Config, name: str, *, least: int = 1, most: int = LONGEST) -> int:
+    """`need`, and PlanError for what is no whole number between the two, ends included."""
+    value: int = need(config, name)
+    require_whole(least=least, most=most, **{name: value})
+    return value
+
+
+def positive(config: Config, name: str) -> float:
+    """`need`, and PlanError for what is no finite number above 0."""
+    value: float = need(config, name)
+    require_positive(**{name: value})
+    return value
+
+
+def flag(config: Config, name: str, default: bool = False) -> bool:
+    """A key that is true or false (or a number, as some configs have it); the default where it is absent or null."""
+    value = config.get(name)
+    if value is not None and not isinstance(value, (bool, int)):
+        raise PlanError(name, value, "it must be true or false")
+    return default if value is None else bool(value)
+
+
+def listed(config: Config, name: str, kind: type | tuple[type, ...], *, count: int | None = None) -> list[Any] | None:
+    """A list whose entries are of that kind, `count` of them if that is given; None where it is absent or null."""
+    value = config.get(name)
+    if value is None:
+        return None
+    require_list(**{name: value})
+    if not all(isinstance(entry, kind) for entry in value):
+        names = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+        raise PlanError(name, value, f"its entries must be of type {names}")
+    if count is not None and len(value) != count:
+        raise PlanError(name, f"{len(value)} entries", f"one per layer is needed: num_hidden_layers is {count}")
+    return list(value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from theodolite.plan.families.family import Config, Family, Pattern, need
-from theodolite.plan.families.layers import every, upper_windowed, windowed
+from theodolite.plan.families.family import Config, Family, Pattern, listed, positive, whole
+from theodolite.plan.families.layers import every, stated_turns, upper_windowed, windowed
 
 _SLIDING_FULL = ("sliding_attention", "full_attention")
 
 
 def _query_pre_attn_scalar(config: Config) -> float:
-    return float(need(config, "query_pre_attn_scalar") ** -0.5)
+    return float(positive(config, "query_pre_attn_scalar") ** -0.5)
 
 
 def _attention_multiplier(config: Config) -> float:
-    return float(need(config, "attention_multiplier"))
+    return float(positive(config, "attention_multiplier"))
 
 
 def _half_head(config: Config) -> float:
-    return float((need(config, "head_dim") / 2) ** -0.5)
+    return float((positive(config, "head_dim") / 2) ** -0.5)
 
 
 def _one(config: Config) -> float:
@@ -31,8 +31,7 @@ def _one(config: Config) -> float:
 
 def _llama4_types(config: Config, count: int) -> list[str]:
     chunked = config.get("attention_chunk_size") is not None
-    step = config.get("no_rope_layer_interval", 4)
-    turning = config.get("no_rope_layers") or [(i + 1) % step for i in range(count)]
+    turning = stated_turns(config, count) or [True] * count
     return ["chunked_attention" if turned and chunked else "full_attention" for turned in turning]
 
 
@@ -40,23 +39,23 @@ def _exaone_types(config: Config, count: int) -> list[str]:
     if config.get("sliding_window") is None:
         return ["full_attention"] * count
     pattern = config.get("sliding_window_pattern", 4)
-    if isinstance(pattern, str):
+    if isinstance(pattern, str) and pattern:
         return ["full_attention" if pattern[i % len(pattern)] == "G" else "sliding_attention" for i in range(count)]
     return every("sliding_window_pattern", 4)(config, count)
 
 
 def _modernbert_types(config: Config, count: int) -> list[str]:
-    step = config.get("global_attn_every_n_layers", 3)
+    step = whole({"global_attn_every_n_layers": 3, **config}, "global_attn_every_n_layers")
     return ["sliding_attention" if i % step else "full_attention" for i in range(count)]
 
 
 def _recurrent_gemma_types(config: Config, count: int) -> list[str]:
-    blocks = config.get("block_types") or ("recurrent", "recurrent", "attention")
+    blocks = listed(config, "block_types", str) or ["recurrent", "recurrent", "attention"]
     return ["sliding_attention" if blocks[i % len(blocks)] == "attention" else "recurrent" for i in range(count)]
 
 
 def _mllama_types(config: Config, count: int) -> list[str]:
-    crossing = need(config, "cross_attention_layers")
+    crossing = set(listed(config, "cross_attention_layers", int) or ())
     return ["cross_attention" if i in crossing else "full_attention" for i in range(count)]
 
 
@@ -64,8 +63,8 @@ def _indexed(key: str, others: str) -> Pattern:
     """`others` except at the layers that the config lists."""
 
     def pattern(config: Config, count: int) -> list[str]:
-        listed = config.get(key) or ()
-        return ["full_attention" if i in listed else others for i in range(count)]
+        full = set(listed(config, key, int) or ())
+        return ["full_attention" if i in full else others for i in range(count)]
 
     return pattern
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from theodolite.plan.bias import Bias, Embedding
 from theodolite.plan.errors import PlanError
-from theodolite.plan.families.family import Config, get, need
+from theodolite.plan.families.family import MOST_LAYERS, Config, flag, get, listed, need, whole
 from theodolite.plan.families.layers import NO_ATTENTION
 from theodolite.plan.model import LayerPlan, Mask, ModelPlan
 
@@ -102,7 +102,7 @@ def read_unrotated(config: Config) -> ModelPlan | None:
 
 def _row(config: Config, model_type: Any) -> Unrotated | None:
     if model_type == "falcon":
-        return Unrotated(bias="alibi") if config.get("alibi") else None
+        return Unrotated(bias="alibi") if flag(config, "alibi") else None
     if model_type == "mpt" and not (config.get("attn_config") or {}).get("alibi", True):
         return _LEARNED
     if model_type == "esm":
@@ -119,13 +119,13 @@ def _row(config: Config, model_type: Any) -> Unrotated | None:
 
 
 def _embedding(config: Config, row: Unrotated, model_type: Any) -> Embedding | None:
-    if row.embed is None or not config.get("position_biased_input", True):
+    if row.embed is None or not flag(config, "position_biased_input", True):
         return None
     if row.embed == "sinusoidal":
         return Embedding(kind="sinusoidal")
-    stated = int(need(config, "max_position_embeddings"))
+    stated = whole(config, "max_position_embeddings")
     if row.offset == "padding":
-        offset = int(need(config, "pad_token_id")) + 1
+        offset = whole(config, "pad_token_id", least=0) + 1
         return Embedding(kind="learned", rows=stated - offset, offset=offset)
     return Embedding(kind="learned", rows=stated, offset=int(row.offset))
 
@@ -138,27 +138,27 @@ def _bias(config: Config, row: Unrotated) -> Bias | None:
             max_distance=config.get("relative_attention_max_distance", 128),
         )
     if row.bias == "deberta":
-        if not config.get("relative_attention", False):
+        if not flag(config, "relative_attention"):
             return None
-        furthest = config.get("max_relative_positions", -1)
+        furthest = whole({"max_relative_positions": -1, **config}, "max_relative_positions", least=-1)
         if furthest < 1:
             furthest = need(config, "max_position_embeddings")
-        span = config.get("position_buckets", -1)
+        span = whole({"position_buckets": -1, **config}, "position_buckets", least=-1)
         return Bias(kind="deberta", buckets=2 * (span if span > 0 else furthest), max_distance=furthest)
     return None if row.bias is None else Bias(kind=row.bias)
 
 
 def _layers(config: Config, row: Unrotated, model_type: Any) -> tuple[LayerPlan, ...]:
     # An encoder-decoder is described by its decoder.
-    count = config.get("num_decoder_layers") or config.get("decoder_layers")
-    types = config.get("layer_types") or config.get("layers_block_type")
-    if count is None:
-        pattern = types or config.get("hybrid_override_pattern")
-        count = len(pattern) if pattern else need(config, "num_hidden_layers")
+    key = next((key for key in ("num_decoder_layers", "decoder_layers") if config.get(key) is not None), None)
+    types = listed(config, "layer_types", str) or listed(config, "layers_block_type", str)
+    pattern = types or config.get("hybrid_override_pattern")
+    count = len(pattern) if key is None and pattern else whole(config, key or "num_hidden_layers", most=MOST_LAYERS)
     if model_type in _NO_ATTENTION_FAMILIES:
-        return (LayerPlan(layer_type=str(model_type)),) * int(count)
-    types = types or [None] * count
-    local = config.get("attention_layers") or ["global"] * count
+        return (LayerPlan(layer_type=str(model_type)),) * count
+    if types and len(types) != count:
+        raise PlanError("layer_types", f"{len(types)} entries", f"one per layer is needed: there are {count}")
+    local = listed(config, "attention_layers", str, count=count) or ["global"] * count
     bias = _bias(config, row)
     return tuple(
         LayerPlan(layer_type=layer_type)
@@ -170,5 +170,5 @@ def _layers(config: Config, row: Unrotated, model_type: Any) -> tuple[LayerPlan,
             mask=Mask(causal=row.causal, sliding_window=need(config, "window_size") if local[i] == "local" else None),
             layer_type=layer_type,
         )
-        for i, layer_type in enumerate(types)
+        for i, layer_type in enumerate(types or [None] * count)
     )

@@ -7,22 +7,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from theodolite.plan.errors import PlanError
+from theodolite.plan.errors import PlanError, boundary, require_positive, require_whole, shown
 from theodolite.plan.families import (
     Family,
     family_of,
     known,
+    layer_bases,
     layer_plan,
     layer_types,
     read_unrotated,
     turns,
     unreadable,
 )
-from theodolite.plan.families.family import NAMES, Config, get, need
+from theodolite.plan.families.family import MOST_LAYERS, NAMES, Config, get, whole
 from theodolite.plan.families.layers import ATTENTION
 from theodolite.plan.huggingface.layer_rotary import head_dim_of, rotary_of, score_scale_of
 from theodolite.plan.huggingface.rope_dict import ALIASES, RopeDict, read_rope_dict
-from theodolite.plan.model import ModelPlan
+from theodolite.plan.model import LayerPlan, ModelPlan
 
 # Where a model of several parts keeps its language model.
 TEXT_PARTS = ("text_config", "thinker_config", "llm_config", "language_config")
@@ -42,8 +43,8 @@ def read_config_file(path: str | Path) -> ModelPlan:
     if file.is_dir():
         file = file / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+        config = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise PlanError("config.json", str(error), "it must be JSON", source=str(file)) from error
     return read_config(config, source=str(file))
 
@@ -59,14 +60,10 @@ def read_config(config: Mapping[str, Any], *, source: str | None = None) -> Mode
         PlanError: a base or another needed key is missing; a rope type or a key that speaks of rotation is unknown;
             two keys contradict each other; a number is out of range. The message names the field and the file.
     """
-    try:
+    with boundary("config", source):
         if not isinstance(config, Mapping):
             raise PlanError("config", type(config).__name__, "it must be a mapping of keys to values")
         return _read(text_part(config))
-    except PlanError as error:
-        if source is None or error.source is not None:
-            raise
-        raise PlanError(error.field, error.given, error.allowed, source=source) from error
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -92,20 +89,37 @@ def _read(config: Config) -> ModelPlan:
     family = family_of(model_type)
     _refuse_unknown_keys(config)
     config = {**family.defaults, **config}
-    count = int(need(config, "num_hidden_layers"))
+    count = whole(config, "num_hidden_layers", most=MOST_LAYERS)
+    require_whole(max_position_embeddings=get(config, "max_position_embeddings"))
     types = layer_types(config, family, count)
     turning = turns(config, family, types)
     kinds = {kind for kind, turned in zip(types, turning, strict=True) if turned}
     ropes = _rope_dicts(config, family, kinds, labels={*family.nested, *types} - {None})
+    bases = layer_bases(config, count) or [None] * count
+    made: dict[tuple[Any, ...], LayerPlan] = {}
     layers = []
     for i, layer_type in enumerate(types):
         head_dim = head_dim_of(config, family, i, layer_type)
-        rope = ropes[layer_type] if turning[i] else None
-        rotate = None if rope is None else rotary_of(config, family, rope, head_dim, i)
-        layers.append(layer_plan(config, family, layer_type, rotate, score_scale_of(config, family, rotate, head_dim)))
+        # Layers of one kind are made once: there may be many, and a wide head takes a while.
+        kind = (layer_type, turning[i], head_dim, bases[i])
+        if kind not in made:
+            rope = ropes[layer_type] if turning[i] else None
+            rotate = None if rope is None else rotary_of(config, family, rope, head_dim, i)
+            scale = score_scale_of(config, family, rotate, head_dim)
+            made[kind] = layer_plan(config, family, layer_type, rotate, scale)
+        layers.append(made[kind])
     return ModelPlan(
-        model_type=model_type, max_position_embeddings=get(config, "max_position_embeddings"), layers=tuple(layers)
+        model_type=model_type,
+        max_position_embeddings=get(config, "max_position_embeddings"),
+        layers=tuple(layers),
+        one_rotary=not (family.nested or _is_nested(config, types)),
     )
+
+
+def _is_nested(config: Config, types: tuple[str | None, ...]) -> bool:
+    """Whether a config of a family without a row has its rope dict by layer type."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return not known(config["model_type"]) and any(layer_type in rope for layer_type in types)
 
 
 def _refuse_unknown_keys(config: Config) -> None:
@@ -119,11 +133,12 @@ def _rope_dicts(
 ) -> dict[str | None, RopeDict | None]:
     """The settled dict of each kind of turning layer, base included; None where the dict itself says no rotation."""
     parameters, scaling = config.get("rope_parameters"), config.get("rope_scaling")
+    for key, given in (("rope_parameters", parameters), ("rope_scaling", scaling)):
+        if given is not None and not isinstance(given, Mapping):
+            raise PlanError(key, given, "it must be a mapping, or null")
     if parameters and scaling and parameters != scaling:
-        raise PlanError("rope_scaling", scaling, f"it stands beside a different rope_parameters={parameters!r}")
+        raise PlanError("rope_scaling", scaling, f"it stands beside a different rope_parameters={shown(parameters)}")
     rope = parameters or scaling or {}
-    if not isinstance(rope, Mapping):
-        raise PlanError("rope_parameters" if parameters else "rope_scaling", rope, "it must be a mapping, or null")
     name = "rope_parameters" if parameters else "rope_scaling"
     if family.fixed and (rope or get(config, "rope_theta") is not None):
         key = name if rope else "rope_theta"
@@ -150,7 +165,7 @@ def _nested(
     found: dict[str | None, RopeDict | None] = {}
     for kind in kinds:
         if kind is None or kind not in rope:
-            raise PlanError(f"{name}.{kind}", None, f"layers of this type turn, and only {', '.join(rope)} are given")
+            raise PlanError(f"{name}.{kind}", None, f"layers of this type turn, and only {shown(list(rope))} are given")
         found[kind] = None if rope[kind] is None else _settled(config, family, rope[kind], kind, f"{name}.{kind}")
     return found
 
@@ -189,13 +204,15 @@ def _base(config: Config, family: Family, rope: RopeDict, label: str, name: str)
     beside = get(config, key)
     for other in NAMES.get(key, ()):
         if config.get(other) not in (None, beside):
-            raise PlanError(other, config[other], f"it is another name of {key}, and beside it the base is {beside!r}")
+            raise PlanError(
+                other, config[other], f"it is another name of {key}, and beside it the base is {shown(beside)}"
+            )
     if beside is None and key != "rope_theta" and key in config:
         # ModernBERT: a local base of null is the global one.
         beside = get(config, next(iter(family.bases.values())))
     if rope.rope_theta is not None:
         if beside is not None and beside != rope.rope_theta:
-            raise PlanError(f"{name}.rope_theta", rope.rope_theta, f"{key} beside it says {beside!r}")
+            raise PlanError(f"{name}.rope_theta", rope.rope_theta, f"{key} beside it says {shown(beside)}")
         return _as_float(rope.rope_theta)
     base = beside if beside is not None else family.default_bases.get(label)
     if base is None:
@@ -208,5 +225,6 @@ def _base(config: Config, family: Family, rope: RopeDict, label: str, name: str)
 
 
 def _as_float(value: float) -> float:
-    """The number as a float; what is no number stays as it is, for the check of the encoding to refuse."""
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    """The number as a float."""
+    require_positive(rope_theta=value)
+    return float(value)

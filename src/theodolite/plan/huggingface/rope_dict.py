@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from theodolite.plan.errors import PlanError, require_one_of
+from theodolite.plan.errors import PlanError, require_list, require_one_of, require_whole, shown
 from theodolite.plan.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN
 
 # The older names of a rope type. "mrope" says what the axes are and nothing about the scaling.
@@ -71,8 +71,11 @@ def read_rope_dict(
     require_one_of("rope_type", rope_type, KEYS)
     given = {key: value for key, value in rope.items() if value is not None}
     _refuse_unknown_keys(given, rope_type, further_keys)
-    original = original_max_position_embeddings or given.get(_L)
+    original = given.get(_L) if original_max_position_embeddings is None else original_max_position_embeddings
+    require_whole(original_max_position_embeddings=original)
     section = given.get("mrope_section")
+    for name in ("mrope_section", "short_factor", "long_factor"):
+        require_list(**{name: given.get(name)})
     return RopeDict(
         scaling=_scaling(given, rope_type, max_position_embeddings, original),
         rope_theta=given.get("rope_theta"),
@@ -85,11 +88,14 @@ def read_rope_dict(
 
 def _rope_type(rope: Mapping[str, Any], aliases: Mapping[str, str]) -> str:
     named = [rope[key] for key in ("rope_type", "type") if rope.get(key) is not None]
+    for name in named:
+        if not isinstance(name, str):
+            raise PlanError("rope_type", name, "it must be a name")
     # "mrope" beside a scaling's name only adds the axes.
     settled = {aliases.get(name, name) for name in named if name != "mrope"} or {"default"}
     if len(settled) == 2 and "mrope" not in named:
         raise PlanError(
-            "rope_type", rope["rope_type"], f"it contradicts type={rope['type']!r}, and both name the scaling"
+            "rope_type", rope["rope_type"], f"it contradicts type={shown(rope['type'])}, and both name the scaling"
         )
     return str(settled.pop())
 
@@ -178,7 +184,9 @@ def _longrope_attention_factor(given: Mapping[str, Any]) -> float | None:
         return given.get("attention_factor")
     if short != long:
         raise PlanError(
-            "short_mscale", short, f"only one attention factor for both lists is known, and long_mscale is {long}"
+            "short_mscale",
+            short,
+            f"only one attention factor for both lists is known, and long_mscale is {shown(long)}",
         )
     return short
 

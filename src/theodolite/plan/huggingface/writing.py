@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any, Literal
 
 from theodolite.plan.errors import PlanError, require_one_of
-from theodolite.plan.families import Family, family_of
+from theodolite.plan.families import Family, family_of, known
 from theodolite.plan.families.family import NAMES
 from theodolite.plan.families.layers import NO_ATTENTION
 from theodolite.plan.huggingface.reading import TEXT_PARTS, read_config
@@ -61,7 +61,11 @@ def write_config(
 
 
 def rope_parameters(plan: ModelPlan) -> dict[str, Any]:
-    """The `rope_parameters` of transformers 5 that say this plan: one dict, or one per layer type where they differ."""
+    """The `rope_parameters` of transformers 5 that say this plan: one dict, or one per layer type where they differ.
+
+    Raises:
+        PlanError: the layers differ, and the family's config has one dict for all; or a dict has no words for them.
+    """
     family = family_of(plan.model_type)
     by_type: dict[str | None, dict[str, Any] | None] = {}
     for layer in plan.layers:
@@ -74,6 +78,8 @@ def rope_parameters(plan: ModelPlan) -> dict[str, Any]:
     turning = [rope for rope in by_type.values() if rope is not None]
     if not family.nested and all(rope == turning[0] for rope in turning):
         return turning[0] if turning else {}
+    if not family.nested and (plan.one_rotary or known(plan.model_type)):
+        raise PlanError("layers", plan.model_type, "they differ, and a config of this family has one rope dict for all")
     return {str(label): rope for label, rope in by_type.items()}
 
 
