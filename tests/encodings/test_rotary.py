@@ -225,3 +225,23 @@ class TestCompiled:
         rope, (q, k, positions) = RotaryEmbedding(PLAN), inputs()
         exported = torch.export.export(rope, (q, k, positions)).module()
         assert same(exported(q, k, positions), rope(q, k, positions))
+
+
+class TestWrongPositionsAreNamed:
+    """A message about cos is no help to someone who never passed one."""
+
+    ROPE = RotaryEmbedding(Rotary(head_dim=8, rope_theta=10000.0))
+
+    def test_a_list(self) -> None:
+        q = torch.zeros(1, 2, 3, 8)
+        with pytest.raises(ValueError, match="positions: got a list; they must be a tensor"):
+            self.ROPE(q, q.clone(), [0, 1, 2])
+
+    def test_another_length(self) -> None:
+        q = torch.zeros(1, 2, 3, 8)
+        with pytest.raises(ValueError, match=r"positions: got 4 for the 3 tokens of q .* read as \(B, H, S, D\)"):
+            self.ROPE(q, q.clone(), torch.arange(4))
+
+    def test_a_scaling_by_name(self) -> None:
+        with pytest.raises(ValueError, match="scaling: got 'yarn'; it must be a Scaling, for example YaRN"):
+            Rotary(head_dim=8, rope_theta=10000.0, scaling="yarn")  # type: ignore[arg-type]

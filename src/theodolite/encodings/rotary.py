@@ -87,6 +87,13 @@ class RotaryEmbedding(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Turn q (B, H, S, D) and k (B, Hkv, S, D), or (B, S, H, D) with `heads_first=False`, at `positions`."""
         tables = self.tables(positions, lengths=lengths, device=q.device)
+        tokens = q.shape[-2 if heads_first else -3]
+        if positions.shape[-1] != tokens:
+            layout = "(B, H, S, D)" if heads_first else "(B, S, H, D)"
+            raise ValueError(
+                f"positions: got {positions.shape[-1]} for the {tokens} tokens of q of shape {tuple(q.shape)}, read as "
+                f"{layout}; heads_first={not heads_first} reads the other order"
+            )
         return self.apply_tables(q, k, tables, heads_first=heads_first)
 
     def extra_repr(self) -> str:

@@ -113,6 +113,8 @@ def _each_by_its_length(
 
 
 def _check(rotary: Rotary, positions: Tensor) -> None:
+    if not isinstance(positions, Tensor):
+        raise ValueError(f"positions: got a {type(positions).__name__}; they must be a tensor, one number per token")
     if positions.dtype not in (*_INTEGERS, torch.float32, torch.float64):
         raise ValueError(f"positions: got {positions.dtype}; give integers, or float32 or float64 for fractions")
     if positions.requires_grad:

@@ -45,6 +45,9 @@ class Rotary:
         require_given(head_dim=self.head_dim, rope_theta=self.rope_theta, rotary_dim=self.rotary_dim)
         require_whole(head_dim=self.head_dim, most=WIDEST_HEAD)
         require_positive(rope_theta=self.rope_theta)
+        if not isinstance(self.scaling, Scaling):
+            allowed = "it must be a Scaling, for example YaRN(factor=4, original_max_position_embeddings=8192)"
+            raise PlanError("scaling", self.scaling, allowed)
         if self.rope_theta <= 1:
             raise PlanError("rope_theta", self.rope_theta, "the base must be above 1")
         if self.rotary_dim == 0:
