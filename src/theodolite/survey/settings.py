@@ -80,8 +80,13 @@ def checked_length(settings: Settings, plan: ModelPlan) -> int:
 
 
 def checkpoints(trained: int, to: int) -> list[int]:
-    """Lengths at which recall is tried: half and all of the trained length, then `to` in at most four steps."""
+    """Lengths at which recall is tried: a short one, the trained length, then `to` in at most four steps.
+
+    The short one is a quarter of the trained length: there the model is at its best, and trying costs least. It is
+    half where a quarter would be no length to speak of.
+    """
     if to <= trained:
         return sorted({max(to // 2, 1), to})
+    short = trained // 4 if trained // 4 >= 8 * LENGTH else trained // 2
     steps = min(4, max(1, round((to - trained) / (trained / 2))))
-    return sorted({trained // 2, trained, *(trained + round((to - trained) * i / steps) for i in range(1, steps + 1))})
+    return sorted({short, trained, *(trained + round((to - trained) * i / steps) for i in range(1, steps + 1))})
