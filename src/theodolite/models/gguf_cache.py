@@ -36,11 +36,16 @@ def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
 
 
 def converted(
-    source: Source, *, cache: str | os.PathLike[str] | None = None, progress: Callable[[str], None] | None = None
+    source: Source,
+    *,
+    digest: str | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Path:
     """The folder with the safetensors form of a GGUF file, made now if it is not there yet.
 
-    It is keyed by the bytes of the file, appears whole or not at all, and is made once though several processes ask.
+    It is keyed by the bytes of the file (`digest` is its `fingerprint`, where that is known already), appears whole
+    or not at all, and is made once though several processes ask.
     Weights are kept in float32, in which the dequantised numbers are exact.
 
     Raises:
@@ -48,7 +53,7 @@ def converted(
             the disk is full.
     """
     folder = cache_folder(cache)
-    target = folder / f"{source.path.stem}-{fingerprint(source)[:16]}-v{_FORMAT}"
+    target = folder / f"{source.path.stem}-{(digest or fingerprint(source))[:16]}-v{_FORMAT}"
     if target.is_dir():
         return target
     header = checked_header(source.path)

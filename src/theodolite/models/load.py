@@ -77,7 +77,7 @@ def load(
     if chosen.type == "meta":
         raise ValueError("device: got 'meta', which holds no numbers; give 'cpu' or an accelerator")
     kept = choose_dtype(dtype, chosen)
-    folder, revision = _folder(source, cache, progress)
+    folder, revision, digest = _folder(source, cache, progress)
     config = read_config_dict(folder)
     _require_own_code(config, source.location)
     plan = read_config(config, source=f"config.json of {source.location}")
@@ -96,20 +96,23 @@ def load(
         plan=plan,
         name=source.name,
         revision=revision,
-        fingerprint=revision or fingerprint(source),
+        fingerprint=digest or fingerprint(source),
         config=config,
     )
 
 
-def _folder(source: Source, cache: Any, progress: Callable[[str], None] | None) -> tuple[Path, str | None]:
-    """Where config, tokenizer and safetensors lie on this machine, and the commit if they come from the hub."""
+def _folder(source: Source, cache: Any, progress: Callable[[str], None] | None) -> tuple[Path, str | None, str | None]:
+    """Where config, tokenizer and safetensors lie here; the commit on the hub; the fingerprint where it is known."""
     if source.kind == "folder":
-        return source.path, None
+        return source.path, None, None
     if source.kind == "gguf":
-        return converted(source, cache=cache, progress=progress), None
+        # All bytes of the file are read for it: once is enough.
+        digest = fingerprint(source)
+        return converted(source, digest=digest, cache=cache, progress=progress), None, digest
     if progress is not None:
         progress(f"fetching {source.location} from the hub")
-    return fetch(source.location)
+    folder, revision = fetch(source.location)
+    return folder, revision, revision
 
 
 def _require_own_code(config: dict[str, Any], location: str) -> None:

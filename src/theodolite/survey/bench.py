@@ -60,9 +60,9 @@ class Bench:
         # Operations of attention over those of the weights, per token of context, at about half their speed.
         self._quadratic = 2 * len(loaded.plan.layers) * width / loaded.model.num_parameters()
 
-    def reading(self, tokens: int, after: int = 0) -> float:
-        """The work of reading `tokens` tokens after `after` others, in tokens of a short text."""
-        return float(tokens + self._quadratic * tokens * (after + tokens / 2))
+    def reading(self, tokens: int) -> float:
+        """The work of reading `tokens` tokens, in tokens of a short text."""
+        return float(tokens + self._quadratic * tokens * tokens / 2)
 
     def measure(
         self,

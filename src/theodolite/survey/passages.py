@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 from torch import Tensor
 
-from theodolite.models.reader import Scores
+from theodolite.models.reader import Reader
 
 CUE = 12
 SCORED = 32
@@ -32,9 +34,19 @@ def spread_starts(begin: int, end: int, count: int) -> list[int]:
     return [begin + round(room * i / (count - 1)) for i in range(count)]
 
 
-def mean_scores(scores: Scores, rows: slice = slice(None)) -> dict[str, float]:
-    """Mean nats and share of tokens that were the most likely one, rounded for storing."""
-    return {
-        "nll": round(float(scores.nll[rows].mean()), 6),
-        "accuracy": round(float(scores.correct[rows].float().mean()), 6),
-    }
+def copying(reader: Reader, text: Tensor, groups: list[list[int]], places: list[list[int]]) -> list[dict[str, float]]:
+    """How well groups of passages are continued when they are begun again after what `reader` has read.
+
+    Args:
+        groups: where in `text` the passages begin, group by group.
+        places: the position at which each of them is begun again.
+
+    Returns:
+        A group each: mean nats a token, and the share of tokens that were the most likely one, rounded for storing.
+    """
+    scores = reader.probe(passages_at(text, list(chain(*groups))), positions_at(list(chain(*places))), cue=CUE)
+    sizes = [len(group) for group in groups]
+    return [
+        {"nll": round(float(nll.mean()), 6), "accuracy": round(float(correct.float().mean()), 6)}
+        for nll, correct in zip(scores.nll.split(sizes), scores.correct.split(sizes), strict=True)
+    ]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from theodolite.models.reader import Reader
 from theodolite.plan import ModelPlan
-from theodolite.survey.passages import CUE, LENGTH, mean_scores, passages_at, positions_at
+from theodolite.survey.passages import LENGTH, copying
 
 Progress = Callable[[int], None]
 Nats = NDArray[np.float32]
@@ -66,14 +66,12 @@ def recall_starts(length: int, depth: float, passages: int) -> list[int]:
 def _recall(
     reader: Reader, text: Tensor, length: int, depths: tuple[float, ...], passages: int
 ) -> list[dict[str, Any]]:
-    starts = [start for depth in depths for start in recall_starts(length, depth, passages)]
-    scores = reader.probe(passages_at(text, starts), positions_at([length] * len(starts)), cue=CUE)
-    cells = []
-    for i, depth in enumerate(depths):
-        own = slice(i * passages, (i + 1) * passages)
-        distance = length - sum(starts[own]) / passages
-        cells.append({"length": length, "depth": depth, "distance": round(distance), **mean_scores(scores, own)})
-    return cells
+    groups = [recall_starts(length, depth, passages) for depth in depths]
+    cells = copying(reader, text, groups, [[length] * passages] * len(groups))
+    return [
+        {"length": length, "depth": depth, "distance": round(length - sum(group) / passages), **cell}
+        for depth, group, cell in zip(depths, groups, cells, strict=True)
+    ]
 
 
 def truncated_window(

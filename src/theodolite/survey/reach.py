@@ -10,7 +10,6 @@ the closer it comes to a full pass.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from theodolite.models.reader import Reader
 from theodolite.plan import ModelPlan
-from theodolite.survey.passages import CUE, mean_scores, passages_at, positions_at, spread_starts
+from theodolite.survey.passages import copying, spread_starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,23 +38,23 @@ def spread_chunks(spread: Spread, length: int) -> list[int]:
     return [round(i * (length - spread.chunk) / (count - 1)) for i in range(count)]
 
 
+def spread_groups(spread: Spread, length: int) -> list[list[int]]:
+    """Where the passages begin that are copied from each chunk, chunk by chunk."""
+    return [spread_starts(begin, begin + spread.chunk, spread.passages) for begin in spread_chunks(spread, length)]
+
+
 def spread_reach(model: Any, plan: ModelPlan, text: Tensor, *, length: int, spread: Spread) -> list[dict[str, float]]:
     """Copying from each chunk by its distance (tokens) from the end of `length`, nearest first.
 
     `text` (T,) has at least `length` tokens; `model` is already patched with `plan`.
     """
-    chunks = spread_chunks(spread, length)
-    with Reader(model, plan, capacity=len(chunks) * spread.chunk) as reader:
-        places = torch.cat([torch.arange(begin, begin + spread.chunk) for begin in chunks])
+    places = torch.cat([torch.arange(begin, begin + spread.chunk) for begin in spread_chunks(spread, length)])
+    groups = spread_groups(spread, length)
+    with Reader(model, plan, capacity=len(places)) as reader:
         reader.read(text[places], places)
-        starts = [s for begin in chunks for s in spread_starts(begin, begin + spread.chunk, spread.passages)]
-        scores = reader.probe(passages_at(text, starts), positions_at([length] * len(starts)), cue=CUE)
-    cells = []
-    for i in reversed(range(len(chunks))):
-        own = slice(i * spread.passages, (i + 1) * spread.passages)
-        distance = length - sum(starts[own]) / spread.passages
-        cells.append({"distance": round(distance), **mean_scores(scores, own)})
-    return cells
+        cells = copying(reader, text, groups, [[length] * len(group) for group in groups])
+    distances = [round(length - sum(group) / len(group)) for group in groups]
+    return [{"distance": distance, **cell} for distance, cell in zip(distances, cells, strict=True)][::-1]
 
 
 def far_reach(
@@ -67,23 +66,14 @@ def far_reach(
             f"distances: got {min(distances)}; one below the {read} tokens read would set two tokens at one position"
         )
     starts = spread_starts(0, read, passages)
+    places = [[start + distance for start in starts] for distance in distances]
     with Reader(model, plan, capacity=read) as reader:
         reader.read(text[:read], torch.arange(read))
-        scores = reader.probe(
-            passages_at(text, starts * len(distances)),
-            positions_at([start + distance for distance in distances for start in starts]),
-            cue=CUE,
-        )
-    return [
-        {"distance": distance, **mean_scores(scores, slice(i * passages, (i + 1) * passages))}
-        for i, distance in enumerate(distances)
-    ]
+        cells = copying(reader, text, [starts] * len(distances), places)
+    return [{"distance": distance, **cell} for distance, cell in zip(distances, cells, strict=True)]
 
 
 def alone(model: Any, plan: ModelPlan, text: Tensor, groups: list[list[int]]) -> list[dict[str, float]]:
     """Groups of passages with nothing before them, at positions from 0: what can be guessed without the text."""
-    starts = [start for group in groups for start in group]
     with Reader(model, plan, capacity=1) as reader:
-        scores = reader.probe(passages_at(text, starts), positions_at([0] * len(starts)), cue=CUE)
-    ends = list(accumulate(map(len, groups)))
-    return [mean_scores(scores, slice(end - len(group), end)) for end, group in zip(ends, groups, strict=True)]
+        return copying(reader, text, groups, [[0] * len(group) for group in groups])

@@ -11,9 +11,8 @@ from theodolite.runs import Store, write_atomically
 from theodolite.survey import verdict
 from theodolite.survey.bench import Bench, Cells, Listener
 from theodolite.survey.instruments import Instruments
-from theodolite.survey.passages import spread_starts
 from theodolite.survey.passes import Nats
-from theodolite.survey.reach import spread_chunks
+from theodolite.survey.reach import spread_groups
 from theodolite.survey.scalings import Candidate, parse_scalings
 from theodolite.survey.settings import DEFAULT_SCALINGS, Settings, checked_length
 from theodolite.survey.summary import Findings, summarize
@@ -98,9 +97,7 @@ def _best(candidates: list[Candidate], spread: dict[str, Cells], passes: int) ->
 
 def _threshold(instruments: Instruments) -> float | None:
     """Accuracy from which a distance counts as reached, by what the shipped model copies from near by."""
-    form = instruments.form
-    starts = [spread_starts(begin, begin + form.chunk, form.passages) for begin in spread_chunks(form, instruments.to)]
-    guessed = verdict.mean_accuracy(instruments.guesses(starts))
+    guessed = verdict.mean_accuracy(instruments.guesses(spread_groups(instruments.form, instruments.to)))
     return verdict.copying_threshold(instruments.near(), guessed)
 
 
