@@ -140,3 +140,33 @@ class TestInPlace:
         rotate(middle, None, *tables(9, 8), inplace=True)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             square.sum().backward()
+
+
+class TestLearnedTables:
+    """Learned frequencies need the gradient of cos and sin; peers that detach the table train nothing."""
+
+    @pytest.mark.parametrize(("interleaved", "rotary_dim", "trailing"), LAYOUTS)
+    @pytest.mark.parametrize("heads_first", [False, True])
+    @pytest.mark.parametrize("shape", [(5,), (2, 5), (2, 2, 5)])
+    def test_gradients_of_cos_and_sin(self, interleaved, rotary_dim, trailing, heads_first, shape):
+        options = {"interleaved": interleaved, "rotary_dim": rotary_dim, "trailing": trailing}
+
+        def turned(q, k, cos, sin):
+            if not heads_first:
+                q, k = q.transpose(1, 2), k.transpose(1, 2)
+            return rotate(q, k, cos, sin, heads_first=heads_first, **options)
+
+        table = (*shape, (rotary_dim or 8) // 2)
+        inputs = leaf(2, 4, 5, 8), leaf(2, 2, 5, 8), leaf(*table), leaf(*table)
+        assert torch.autograd.gradcheck(turned, inputs)
+
+    def test_per_head_tables_in_place(self):
+        cos, sin = torch.randn(2, 1, 2, 5, 4, dtype=torch.float64)
+        assert torch.autograd.gradcheck(lambda q: rotate(q * 1, None, cos, sin, inplace=True)[0], leaf(2, 4, 5, 8))
+
+    def test_half_precision_queries(self):
+        cos, sin = (torch.rand(5, 4, requires_grad=True) for _ in "cs")
+        q, _ = rotate(torch.randn(1, 2, 5, 8).bfloat16(), None, cos, sin)
+        q.float().sum().backward()
+        assert q.dtype == torch.bfloat16
+        assert cos.grad.dtype == sin.grad.dtype == torch.float32

@@ -279,7 +279,15 @@ class TestRefusals:
             ({"rotary_dim": 3}, "rotary_dim: got 3; it must be even"),
             ({"rotary_dim": 0}, "rotary_dim: got 0"),
             ({"rotary_dim": 10}, "rotary_dim: got 10; .* at most the 8 channels of q"),
-            ({"cos": torch.ones(9, 4, requires_grad=True)}, "cos: it requires a gradient, and the rotation gives none"),
+            (
+                {"cos": torch.ones(9, 4, requires_grad=True), "inplace": True},
+                "cos: it requires a gradient, which needs q as it was; use inplace=False",
+            ),
+            (
+                {"cos": torch.ones(1, 3, 9, 4)},
+                r"cos: got shape \(1, 3, 9, 4\); .* or \(1, Ht, 9, 4\) where Ht divides 2",
+            ),
+            ({"sin": torch.ones(1, 9, 4)}, r"sin: got shape \(1, 9, 4\); it must be that of cos, \(9, 4\)"),
         ],
     )
     def test_names_the_argument(self, change, text):
@@ -381,3 +389,37 @@ class TestCost:
         # Four float32 scratch tensors of 1 MiB (two halves, one product, the cast of a half twice), and the output.
         assert peak <= (0 if inplace else size) + 6 * 2**20
         assert peak >= 2**20
+
+
+class TestTablesPerHead:
+    """Heads with frequencies of their own; grouped queries follow their key."""
+
+    @pytest.mark.parametrize("heads_first", [True, False])
+    @pytest.mark.parametrize("inplace", [True, False])
+    @pytest.mark.parametrize("rotary_dim", [None, 4])
+    @pytest.mark.parametrize("batch", [1, 2])
+    def test_each_head_turns_by_its_own(self, heads_first, inplace, rotary_dim, batch):
+        generator = torch.Generator().manual_seed(0)
+        q, k = (torch.randn(2, heads, 5, 8, generator=generator) for heads in (6, 2))
+        cos, sin = torch.randn(2, batch, 2, 5, (rotary_dim or 8) // 2, generator=generator)
+        alone = [
+            torch.cat(
+                [
+                    rotate(
+                        x[:, [head]],
+                        None,
+                        *(table[:, head * 2 // x.shape[1]] for table in (cos, sin)),
+                        rotary_dim=rotary_dim,
+                    )[0]
+                    for head in range(x.shape[1])
+                ],
+                dim=1,
+            )
+            for x in (q, k)
+        ]
+        if not heads_first:
+            q, k = (x.transpose(1, 2).contiguous() for x in (q, k))
+        together = rotate(q, k, cos, sin, rotary_dim=rotary_dim, heads_first=heads_first, inplace=inplace)
+        for mine, true, given in zip(together, alone, (q, k), strict=True):
+            assert torch.equal(mine if heads_first else mine.transpose(1, 2), true)
+            assert (mine is given) == inplace

@@ -33,7 +33,9 @@ def rotate(
 
     Shapes (B batch, H heads, S tokens, D channels of a head, R = rotary_dim):
         q, k: (B, H, S, D), or (B, S, H, D) with `heads_first=False`; their H may differ; either may be None.
-        cos, sin: (S, R/2) or (B, S, R/2), float32 or float64; one row per token of the call.
+        cos, sin: (S, R/2) or (B, S, R/2), float32 or float64; one row per token of the call. Where heads turn by
+            frequencies of their own, (B, Ht, S, R/2) or (1, Ht, S, R/2) in either layout of q and k; H of q and of k
+            must be multiples of Ht, and heads that stand together share a table, as grouped queries share a key.
 
     Args:
         interleaved: pairs are channels (2i, 2i+1); otherwise (i, i + R/2).
@@ -43,10 +45,11 @@ def rotate(
 
     Returns:
         q and k in their own dtypes, computed in float32 (float64 for float64 input) and rounded once.
-        Gradients flow to q and k, to any order; none is given for the tables.
+        Gradients flow to q and k, to any order, and to tables that ask for one (learned frequencies).
 
     Raises:
-        ValueError: a shape or dtype does not fit, or a table asks for a gradient; the message names the argument.
+        ValueError: a shape or dtype does not fit, or `inplace` with tables that ask for a gradient; the message names
+            the argument.
         RuntimeError: `inplace` on a leaf that requires a gradient, or on a tensor that overlaps itself.
     """
     # Both are checked before either is written.
@@ -73,14 +76,26 @@ def _turn(
     rotary_dim = x.shape[-1] if rotary_dim is None else rotary_dim
     # Tables follow the arithmetic, never the input: float32 for half precision.
     table_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    cos, sin = (table.unsqueeze(-3 if heads_first else -2).to(x.device, table_dtype) for table in (cos, sin))
     channels = slice(x.shape[-1] - rotary_dim, None) if trailing else slice(0, rotary_dim)
-    if torch.compiler.is_compiling():
-        return _turn_traced(x, cos, sin, interleaved, channels, conjugate, inplace)
+    learned = (cos.requires_grad or sin.requires_grad) and torch.is_grad_enabled()
+    traced = torch.compiler.is_compiling() or learned
     token_dim = -2 if heads_first else -3
-    # The autograd node costs as much as a small rotation, so decoding goes without.
-    run = _rotation if x.requires_grad and torch.is_grad_enabled() else _turn_eager
-    return run(x, cos, sin, interleaved, channels, conjugate, inplace, token_dim)
+    head_dim = -3 if heads_first else -2
+    if cos.dim() == 4:
+        # (B, Ht, S, R/2) against (B, Ht, H/Ht, S, D): a view, so the table is not repeated for each head.
+        whole, x = x, x.unflatten(head_dim, (cos.shape[1], -1))
+        if not heads_first:
+            cos, sin, token_dim = cos.transpose(1, 2), sin.transpose(1, 2), -4
+    cos, sin = (table.unsqueeze(head_dim).to(x.device, table_dtype) for table in (cos, sin))
+    if traced:
+        turned = _turn_traced(x, cos, sin, interleaved, channels, conjugate, inplace)
+    else:
+        # The autograd node costs as much as a small rotation, so decoding goes without.
+        run = _rotation if x.requires_grad and torch.is_grad_enabled() else _turn_eager
+        turned = run(x, cos, sin, interleaved, channels, conjugate, inplace, token_dim)
+    if cos.dim() != 5:
+        return turned
+    return whole if inplace else turned.flatten(head_dim - 1, head_dim)
 
 
 def _turn_eager(
@@ -136,20 +151,25 @@ def _check(
             f"rotary_dim: got {rotary_dim}; it must be even, above 0 and at most the {x.shape[-1]} channels of {name}"
         )
     batch, tokens = x.shape[0], x.shape[2 if heads_first else 1]
-    allowed = ((tokens, rotary_dim // 2), (batch, tokens, rotary_dim // 2), (1, tokens, rotary_dim // 2))
+    heads, row = x.shape[1 if heads_first else 2], (tokens, rotary_dim // 2)
     for table_name, table in (("cos", cos), ("sin", sin)):
-        if tuple(table.shape) not in allowed:
+        shape = tuple(table.shape)
+        per_head = len(shape) == 4 and shape[1] > 0 and heads % shape[1] == 0 and (shape[0], *shape[2:])
+        if shape != row and (per_head or shape) not in ((batch, *row), (1, *row)):
             layout = "(B, H, S, D)" if heads_first else "(B, S, H, D)"
             raise ValueError(
-                f"{table_name}: got shape {tuple(table.shape)}; for {name} of shape {tuple(x.shape)} read as {layout} "
-                f"and rotary_dim {rotary_dim} it must be {allowed[0]} or {allowed[1]}"
+                f"{table_name}: got shape {shape}; for {name} of shape {tuple(x.shape)} read as {layout} and "
+                f"rotary_dim {rotary_dim} it must be {row} or {(batch, *row)}, or ({batch}, Ht, {tokens}, "
+                f"{rotary_dim // 2}) where Ht divides {heads}"
             )
         if table.dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"{table_name}: got {table.dtype}; tables are float32 or float64, whatever the dtype of {name}"
             )
-        if table.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"{table_name}: it requires a gradient, and the rotation gives none for tables; detach it")
+        if inplace and table.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{table_name}: it requires a gradient, which needs {name} as it was; use inplace=False")
+    if cos.shape != sin.shape:
+        raise ValueError(f"sin: got shape {tuple(sin.shape)}; it must be that of cos, {tuple(cos.shape)}")
     if inplace and x.requires_grad and x.is_leaf and torch.is_grad_enabled():
         raise RuntimeError(f"{name}: a leaf that requires a gradient cannot be turned in place; use inplace=False")
 

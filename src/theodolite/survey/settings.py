@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from theodolite.encodings.tables import LARGEST_POSITION
+from theodolite.encodings.rotate.tables import LARGEST_POSITION
 from theodolite.plan import ModelPlan
 from theodolite.plan.errors import PlanError, require_whole
 from theodolite.survey.passages import LENGTH

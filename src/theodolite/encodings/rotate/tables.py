@@ -84,14 +84,37 @@ def tables_of(
     device: torch.device | str | None,
 ) -> Tables:
     """`rotary_tables` with the frequencies at hand as plain numbers: what a compiled graph can carry."""
-    _check(rotary, positions)
     axis = rotary.axis_of_pairs() if rotary.mrope_section else ()
+    axes = len(rotary.mrope_section) if rotary.mrope_section else 0
     factor = rotary.attention_factor() if amplitude else 1.0
+    return pair_tables(inv_freq, positions, axis_of_pairs=axis, axes=axes, amplitude=factor, device=device)
+
+
+def pair_tables(
+    inv_freq: Sequence[float],
+    positions: Tensor,
+    *,
+    axis_of_pairs: Sequence[int] = (),
+    axes: int = 0,
+    amplitude: float = 1.0,
+    device: torch.device | str | None = None,
+) -> Tables:
+    """cos and sin of any frequencies, as exact as `rotary_tables`: what an encoding without a plan is made of.
+
+    Args:
+        inv_freq: radians per unit of position, one for each pair, plain numbers.
+        positions: (S,) or (B, S); with `axes`, (axes, B, S).
+        axis_of_pairs: which axis of the positions each pair follows, where there are axes.
+        axes: how many axes the positions have; 0 for positions without that dimension.
+        amplitude: multiplies cos and sin.
+        device: where the tables are put; that of `positions` by default.
+    """
+    _check(positions, axes)
     device = positions.device if device is None else torch.device(device)
     if positions.is_meta and device.type != "meta":
         raise ValueError(f"positions: they are on the meta device and have no values to make tables of on {device}")
     compute = _compute_opaque if torch.compiler.is_compiling() else _compute
-    cos, sin = compute(positions, inv_freq, axis, factor)
+    cos, sin = compute(positions, inv_freq, axis_of_pairs, amplitude)
     return Tables(cos.to(device), sin.to(device))
 
 
@@ -112,19 +135,19 @@ def _each_by_its_length(
     return Tables(torch.cat([row.cos for row in rows]), torch.cat([row.sin for row in rows]))
 
 
-def _check(rotary: Rotary, positions: Tensor) -> None:
+def _check(positions: Tensor, axes: int) -> None:
     if not isinstance(positions, Tensor):
         raise ValueError(f"positions: got a {type(positions).__name__}; they must be a tensor, one number per token")
     if positions.dtype not in (*_INTEGERS, torch.float32, torch.float64):
         raise ValueError(f"positions: got {positions.dtype}; give integers, or float32 or float64 for fractions")
     if positions.requires_grad:
         raise ValueError("positions: they require a gradient, and the tables give none; detach them")
-    allowed = (3,) if rotary.mrope_section else (1, 2)
-    if positions.dim() not in allowed:
-        shapes = "(axes, B, S)" if rotary.mrope_section else "(S,) or (B, S)"
+    # With axes the batch is never left out: (3, S) could be three rows whose axes were forgotten.
+    if positions.dim() not in ((3,) if axes else (1, 2)):
+        shapes = "(axes, B, S)" if axes else "(S,) or (B, S)"
         raise ValueError(f"positions: got shape {tuple(positions.shape)}; it must be {shapes}")
-    if rotary.mrope_section and positions.shape[0] != len(rotary.mrope_section):
-        raise ValueError(f"positions: got {positions.shape[0]} axes; mrope_section has {len(rotary.mrope_section)}")
+    if axes and positions.shape[0] != axes:
+        raise ValueError(f"positions: got {positions.shape[0]} axes; this encoding has {axes}")
 
 
 def _compute(

@@ -1,0 +1,176 @@
+"""What all biases share: explicit positions, what attention has at hand, and the forms that agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.encodings.bias.blocks import in_blocks
+from theodolite.encodings.legacy import drop_legacy_keys
+from theodolite.positions.checks import require_positions
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""FlexAttention's `score_mod(score, batch, head, query_index, key_index)`."""
+
+
+class Content(NamedTuple):
+    """What a bias may read besides positions; the names of those that it needs are in its `reads`.
+
+    Shapes: q (B, H, Sq, D) and k (B, Hkv, Sk, D), before rotation; x (B, Sq, E), the layer's input at the queries;
+    q_state (B, H, Sq) and k_state (B, H, Sk), what the bias itself made of the layer's input at queries and at keys.
+    """
+
+    q: Tensor | None = None
+    k: Tensor | None = None
+    x: Tensor | None = None
+    q_state: Tensor | None = None
+    k_state: Tensor | None = None
+
+
+class Bias(nn.Module):
+    """A term that is added to the attention scores, after their scaling and before the softmax.
+
+    Forms, all of the same numbers: `dense`, a tensor for `scaled_dot_product_attention`'s `attn_mask`; `score_mod`, a
+    function for FlexAttention; `slopes`, one number per head for kernels that have ALiBi built in. The last two
+    are None where the bias cannot be said so. Masks are no part of a bias: what a query must not see is for
+    the mask to say, and the numbers at such pairs mean nothing.
+
+    Args:
+        num_heads: heads of the whole model, over all ranks of tensor parallelism.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ()
+    legacy_keys: tuple[str, ...] = ()
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
+            raise ValueError(f"num_heads: got {num_heads!r}; it must be a whole number of at least 1")
+        self.num_heads = num_heads
+
+    def dense(
+        self,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        *,
+        q: Tensor | None = None,
+        k: Tensor | None = None,
+        x: Tensor | None = None,
+        q_state: Tensor | None = None,
+        k_state: Tensor | None = None,
+        heads: slice | None = None,
+    ) -> Tensor:
+        """The bias as a tensor.
+
+        Args:
+            q_positions: (Sq,) or (B, Sq), where the queries stand (tokens).
+            k_positions: (Sk,) or (B, Sk), where the keys stand (tokens).
+            q, k, x, q_state, k_state: what `reads` names, in the shapes of `Content`.
+            heads: the heads of this rank, `slice(4, 8)`; all by default. q and k then carry these heads only.
+
+        Returns:
+            (1, H, Sq, Sk), or (B, H, Sq, Sk) where positions or content differ by row; float32, or float64 where the
+            parameters are.
+        """
+        content = self._check(q_positions, k_positions, Content(q, k, x, q_state, k_state))
+        return self._dense(_rows(q_positions), _rows(k_positions), content, self._heads(heads))
+
+    def score_mod(
+        self,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        *,
+        q: Tensor | None = None,
+        k: Tensor | None = None,
+        x: Tensor | None = None,
+        q_state: Tensor | None = None,
+        k_state: Tensor | None = None,
+        heads: slice | None = None,
+    ) -> ScoreMod | None:
+        """The same as a function for FlexAttention, which holds no tensor of all pairs; None where there is none."""
+        content = self._check(q_positions, k_positions, Content(q, k, x, q_state, k_state))
+        return self._score_mod(_rows(q_positions), _rows(k_positions), content, self._heads(heads))
+
+    def slopes(self, heads: slice | None = None) -> Tensor | None:
+        """(H,), float32, where the bias is `-slope * distance`; else None."""
+        return None
+
+    def state(self, x: Tensor, previous: Tensor | None = None) -> Tensor | None:
+        """(B, H, S): numbers that the bias makes of the layer's input x (B, S, E), kept with the keys; else None.
+
+        `previous` (B, H) is the state of the token before the first of x, where there is one.
+        """
+        return None
+
+    def forward(self, q_positions: Tensor, k_positions: Tensor, **content: Any) -> Tensor:
+        """`dense`."""
+        return self.dense(q_positions, k_positions, **content)
+
+    def reset_parameters(self) -> None:
+        """Initialise what is learned."""
+
+    def _dense(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> Tensor:
+        """`dense` with positions as (1 or B, S) and `heads` with both ends given."""
+        raise NotImplementedError
+
+    def _score_mod(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> ScoreMod | None:
+        return None
+
+    def _check(self, q_positions: Tensor, k_positions: Tensor, content: Content) -> Content:
+        require_positions("q_positions", q_positions, dims=(1, 2))
+        require_positions("k_positions", k_positions, dims=(1, 2))
+        for name in self.reads:
+            if getattr(content, name) is None:
+                raise ValueError(f"{name}: got None; {type(self).__name__} reads {', '.join(self.reads)}")
+        return content
+
+    def _heads(self, heads: slice | None) -> slice:
+        if heads is None:
+            return slice(0, self.num_heads)
+        start, stop, step = heads.start or 0, self.num_heads if heads.stop is None else heads.stop, heads.step
+        if not 0 <= start < stop <= self.num_heads or step not in (None, 1):
+            raise ValueError(f"heads: got {heads}; it must lie within the {self.num_heads} heads, step 1")
+        return slice(start, stop)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        drop_legacy_keys(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class PairwiseBias(Bias):
+    """A bias that is a function of the two positions and the head alone, said once, for one pair: `_value`."""
+
+    def _value(self, q_position: Tensor, k_position: Tensor, head: Tensor, *parameters: Tensor) -> Tensor:
+        """The bias of pairs; the three broadcast, and every operation is elementwise or an indexing by `head`.
+
+        `parameters` are `_parameters_of_pairs()` in the same order: use these and not the attributes of the module,
+        so that gradients reach them block by block.
+        """
+        raise NotImplementedError
+
+    def _parameters_of_pairs(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def _dense(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> Tensor:
+        # (1, H, 1, 1) against (B, 1, Sq, 1) and (B, 1, 1, Sk).
+        head = torch.arange(heads.start, heads.stop, device=q_positions.device)[None, :, None, None]
+        q, k = q_positions[:, None, :, None], k_positions[:, None, None, :]
+        return in_blocks(self._value, q, k, head, self._parameters_of_pairs())
+
+    def _score_mod(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> ScoreMod:
+        parameters, first = self._parameters_of_pairs(), heads.start
+        rows = q_positions.shape[0] > 1, k_positions.shape[0] > 1
+
+        def score_mod(score: Tensor, batch: Tensor, head: Tensor, q_index: Tensor, k_index: Tensor) -> Tensor:
+            q = q_positions[batch if rows[0] else 0, q_index]
+            k = k_positions[batch if rows[1] else 0, k_index]
+            return score + self._value(q, k, head + first, *parameters)
+
+        return score_mod
+
+
+def _rows(positions: Tensor) -> Tensor:
+    return positions if positions.dim() == 2 else positions[None]

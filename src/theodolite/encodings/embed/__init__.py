@@ -1,0 +1,1 @@
+"""Positions added to token embeddings, before the first layer."""

@@ -1,0 +1,1 @@
+"""Positions that turn queries and keys."""

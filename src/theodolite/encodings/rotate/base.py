@@ -1,0 +1,117 @@
+"""What all rotations share: tables once per forward, then the turning of queries, keys, values and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.encodings.legacy import drop_legacy_keys
+from theodolite.encodings.rotate.tables import Tables
+from theodolite.kernels import rotate
+
+Q = TypeVar("Q", Tensor, None)
+K = TypeVar("K", Tensor, None)
+
+
+class Rotate(nn.Module):
+    """A rotation of queries and keys: *which angle* is for a subclass to say, in `tables`; the turning is here.
+
+    Args:
+        rotary_dim: channels that turn.
+        interleaved: pairs are channels (2i, 2i+1) when true, (i, i + rotary_dim/2) when false.
+        trailing: the channels that turn are the last of the head, not the first.
+    """
+
+    # Derived from the config by older modules, and stored: nothing is lost with them.
+    legacy_keys: tuple[str, ...] = (
+        "inv_freq",
+        "original_inv_freq",
+        "freqs",
+        "freqs_cis",
+        "cos_cached",
+        "sin_cached",
+        "cached_freqs",
+    )
+
+    def __init__(self, *, rotary_dim: int, interleaved: bool = False, trailing: bool = False) -> None:
+        super().__init__()
+        self.rotary_dim, self.interleaved, self.trailing = rotary_dim, interleaved, trailing
+
+    def tables(
+        self,
+        positions: Tensor,
+        *,
+        lengths: Sequence[int] | None = None,
+        amplitude: bool = True,
+        device: torch.device | str | None = None,
+    ) -> Tables:
+        """cos and sin at `positions`; make them once per forward and give them to every layer's `apply_tables`.
+
+        Args:
+            positions: (S,) or (B, S), or (axes, B, S) where there are several axes.
+            lengths: the tokens of each row's whole sequence, B of them, for frequencies that depend on it.
+            amplitude: false leaves the attention factor out: pure rotations.
+            device: where the tables are put; that of `positions` by default.
+
+        Returns:
+            Tables of (S, R/2) or (B, S, R/2), or (B, Ht, S, R/2) where heads turn by frequencies of their own.
+        """
+        raise NotImplementedError
+
+    def apply_tables(
+        self, q: Q, k: K, tables: Tables, *, heads_first: bool = True, inplace: bool = False
+    ) -> tuple[Q, K]:
+        """Turn q (B, H, S, D) and k (B, Hkv, S, D), either may be None, by tables that were made before."""
+        return rotate(q, k, tables.cos, tables.sin, inplace=inplace, **self._layout(heads_first))
+
+    def forward(
+        self, q: Q, k: K, positions: Tensor, *, lengths: Sequence[int] | None = None, heads_first: bool = True
+    ) -> tuple[Q, K]:
+        """Turn q (B, H, S, D) and k (B, Hkv, S, D), or (B, S, H, D) with `heads_first=False`, at `positions`.
+
+        Either may be None, where queries and keys stand at different positions and are turned apart.
+        """
+        device = q.device if q is not None else k.device if k is not None else None
+        tables = self.tables(positions, lengths=lengths, device=device)
+        for name, x in (("q", q), ("k", k)):
+            if x is not None:
+                self._check_tokens(name, x, positions, heads_first)
+        return self.apply_tables(q, k, tables, heads_first=heads_first)
+
+    def turn_values(self, v: Tensor, tables: Tables, *, heads_first: bool = True) -> Tensor:
+        """Turn values (B, Hkv, S, D) too, so that outputs carry relative positions (DeepSeek-V4).
+
+        `tables` are those of the keys, made with `amplitude=False`.
+        """
+        return rotate(v, None, tables.cos, tables.sin, **self._layout(heads_first))[0]
+
+    def turn_output_back(self, out: Tensor, tables: Tables, *, heads_first: bool = True) -> Tensor:
+        """The inverse for attention's output (B, H, S, D): `o_m = R(-m) sum_n a_mn R(n) v_n = sum_n a_mn R(n-m) v_n`.
+
+        `tables` are those of the queries, made with `amplitude=False`.
+        """
+        return rotate(out, None, tables.cos, tables.sin, conjugate=True, **self._layout(heads_first))[0]
+
+    def _layout(self, heads_first: bool) -> dict[str, Any]:
+        return {
+            "interleaved": self.interleaved,
+            "rotary_dim": self.rotary_dim,
+            "trailing": self.trailing,
+            "heads_first": heads_first,
+        }
+
+    def _check_tokens(self, name: str, x: Tensor, positions: Tensor, heads_first: bool) -> None:
+        tokens = x.shape[-2 if heads_first else -3]
+        if positions.shape[-1] != tokens:
+            layout = "(B, H, S, D)" if heads_first else "(B, S, H, D)"
+            raise ValueError(
+                f"positions: got {positions.shape[-1]} for the {tokens} tokens of {name} of shape {tuple(x.shape)}, "
+                f"read as {layout}; heads_first={not heads_first} reads the other order"
+            )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        drop_legacy_keys(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)

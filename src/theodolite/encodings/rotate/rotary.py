@@ -1,0 +1,58 @@
+"""The rotation that a plan describes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from theodolite.encodings.rotate.base import Rotate
+from theodolite.encodings.rotate.tables import Tables, rotary_tables, tables_of
+from theodolite.plan import Rotary
+
+
+class RotaryEmbedding(Rotate):
+    """Turns queries and keys by position. Holds a plan and nothing else: no buffer, no parameter, no history.
+
+    So there is nothing for `.half()`, `.to()`, meta initialisation or a weight initialiser to spoil, and no key in
+    a state dict; the keys of older rotary modules (`inv_freq` and the like) are dropped, with a note, when one is
+    loaded.
+
+    Args:
+        rotary: what to apply. Fixed once given.
+
+    Example:
+        >>> import torch
+        >>> from theodolite.plan import Rotary
+        >>> rope = RotaryEmbedding(Rotary(head_dim=64, rope_theta=10000.0))
+        >>> q, k = torch.randn(1, 8, 5, 64), torch.randn(1, 2, 5, 64)
+        >>> q, k = rope(q, k, torch.arange(5))
+    """
+
+    def __init__(self, rotary: Rotary) -> None:
+        super().__init__(rotary_dim=rotary.rotary_dim, interleaved=rotary.interleaved, trailing=rotary.trailing)
+        self._rotary = rotary
+        # Plain numbers: no cast finds them, and a compiled graph carries them as constants.
+        self._inv_freq = None if rotary.depends_on_length else tuple(rotary.inv_freq().tolist())
+
+    @property
+    def rotary(self) -> Rotary:
+        """What is applied."""
+        return self._rotary
+
+    def tables(
+        self,
+        positions: Tensor,
+        *,
+        lengths: Sequence[int] | None = None,
+        amplitude: bool = True,
+        device: torch.device | str | None = None,
+    ) -> Tables:
+        """cos and sin at `positions`; the arguments are those of `rotary_tables`."""
+        if lengths is not None or self._inv_freq is None:
+            return rotary_tables(self.rotary, positions, lengths=lengths, amplitude=amplitude, device=device)
+        return tables_of(self.rotary, self._inv_freq, positions, amplitude=amplitude, device=device)
+
+    def extra_repr(self) -> str:
+        return repr(self.rotary)

@@ -1,0 +1,1 @@
+"""Positions that multiply the attention scores."""

@@ -1,0 +1,105 @@
+"""What positions, counts and masks must be, checked in the same words everywhere."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+INTEGERS = (
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
+_FRACTIONS = (torch.float32, torch.float64)
+# The last whole number before which none is skipped.
+_HALF_COUNTS_TO = {torch.bfloat16: 256, torch.float16: 2048}
+_SHAPES = {0: "()", 1: "(S,)", 2: "(B, S)", 3: "(axes, B, S)"}
+
+
+def require_positions(name: str, positions: Tensor, *, dims: tuple[int, ...]) -> None:
+    """Refuse what cannot be positions.
+
+    Args:
+        name: the caller's name of the argument, for the message.
+        positions: integers, or float32 or float64 where fractions are meant; half precision cannot count.
+        dims: the numbers of dimensions allowed: 1 is (S,), 2 is (B, S), 3 is (axes, B, S).
+
+    Raises:
+        ValueError: not a tensor, another dtype or number of dimensions, or a gradient is asked for.
+    """
+    _require_tensor(name, positions)
+    if positions.dtype not in (*INTEGERS, *_FRACTIONS):
+        reason = ""
+        if positions.dtype in _HALF_COUNTS_TO:
+            reason = f"; {positions.dtype} has no place between {_HALF_COUNTS_TO[positions.dtype]} and the next but one"
+        raise ValueError(f"{name}: got {positions.dtype}; give integers, or float32 or float64 for fractions{reason}")
+    if positions.requires_grad:
+        raise ValueError(f"{name}: they require a gradient, and positions give none; detach them")
+    _require_dims(name, positions, dims)
+
+
+def require_integers(name: str, positions: Tensor, *, dims: tuple[int, ...] | None = None) -> None:
+    """Refuse what is not a tensor of integers (booleans are none), or has another number of dimensions.
+
+    Raises:
+        ValueError: as said.
+    """
+    _require_tensor(name, positions)
+    if positions.dtype not in INTEGERS:
+        raise ValueError(f"{name}: got {positions.dtype}; give integers")
+    if dims is not None:
+        _require_dims(name, positions, dims)
+
+
+def require_mask(name: str, mask: Tensor, *, dims: tuple[int, ...]) -> None:
+    """Refuse what is not a tensor of booleans or integers, or has another number of dimensions.
+
+    Raises:
+        ValueError: as said. A float mask is refused even where it holds 0 and 1 alone: an additive mask keeps a
+            token by 0, which is how the other kind drops it.
+    """
+    _require_tensor(name, mask)
+    if mask.dtype not in (torch.bool, *INTEGERS):
+        raise ValueError(
+            f"{name}: got {mask.dtype}; give booleans or integers, 0 for padding. A float mask may be an additive "
+            "one, where 0 keeps a token: say which with mask != 0 (0 drops) or mask == 0 (0 keeps)"
+        )
+    _require_dims(name, mask, dims)
+
+
+def require_count(name: str, number: int, *, least: int) -> None:
+    """Refuse what is not a Python integer of at least `least`.
+
+    Raises:
+        ValueError: as said.
+    """
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise ValueError(f"{name}: got a {type(number).__name__}; give an integer")
+    if number < least:
+        raise ValueError(f"{name}: got {number}; it must be at least {least}")
+
+
+def can_read(tensor: Tensor) -> bool:
+    """Whether the values can be looked at: not on the meta device, and not while a graph is traced."""
+    return not tensor.is_meta and not torch.compiler.is_compiling()
+
+
+def can_read_at_once(tensor: Tensor) -> bool:
+    """Whether looking at the values makes no device wait: for checks inside a decoding step."""
+    return tensor.device.type == "cpu" and can_read(tensor)
+
+
+def _require_tensor(name: str, positions: Tensor) -> None:
+    if not isinstance(positions, Tensor):
+        raise ValueError(f"{name}: got a {type(positions).__name__}; they must be a tensor, one number per token")
+
+
+def _require_dims(name: str, positions: Tensor, dims: tuple[int, ...]) -> None:
+    if positions.dim() not in dims:
+        allowed = " or ".join(_SHAPES[number] for number in dims)
+        raise ValueError(f"{name}: got shape {tuple(positions.shape)}; it must be {allowed}")
