@@ -336,9 +336,21 @@ class TestModelsWithoutRotation:
                 "ALiBi biases on the scores",
             ),
             (
-                {"model_type": "falcon", "num_hidden_layers": 2, "alibi": True},
+                {"model_type": "mpt", "n_layers": 2, "attn_config": {"alibi": True, "alibi_bias_max": 16}},
                 None,
-                Bias(kind="alibi"),
+                Bias(kind="alibi", bias_max=16),
+                "ALiBi biases on the scores",
+            ),
+            (
+                {
+                    "model_type": "falcon",
+                    "num_hidden_layers": 2,
+                    "alibi": True,
+                    "hidden_size": 128,
+                    "num_attention_heads": 2,
+                },
+                None,
+                Bias(kind="alibi", slope_factor=0.125),
                 "ALiBi biases on the scores",
             ),
             (

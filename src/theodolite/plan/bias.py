@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from theodolite.plan.errors import require_one_of, require_whole
+from theodolite.plan.errors import require_given, require_one_of, require_positive, require_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +34,18 @@ class Bias:
         kind: "alibi", "t5", "transformer-xl" or "deberta".
         buckets: how many learned values there are (T5, DeBERTa); None where nothing is learned.
         max_distance: distance (tokens) past which all distances share one value.
+        bias_max: the exponent of ALiBi's smallest slope, `2 ** -bias_max` (MPT's `alibi_bias_max`).
+        slope_factor: multiplies ALiBi's slopes (Falcon scales them with the scores, by `head_dim ** -0.5`).
     """
 
     kind: str
     buckets: int | None = None
     max_distance: int | None = None
+    bias_max: float = 8.0
+    slope_factor: float = 1.0
 
     def __post_init__(self) -> None:
         require_one_of("kind", self.kind, ("alibi", "t5", "transformer-xl", "deberta"))
         require_whole(buckets=self.buckets, max_distance=self.max_distance)
+        require_given(bias_max=self.bias_max, slope_factor=self.slope_factor)
+        require_positive(bias_max=self.bias_max, slope_factor=self.slope_factor)

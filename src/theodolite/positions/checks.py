@@ -1,4 +1,4 @@
-"""What positions, counts and masks must be, checked in the same words everywhere."""
+"""What positions, masks and counts must be, checked in the same words everywhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTEGERS = (
     torch.uint64,
 )
 _FRACTIONS = (torch.float32, torch.float64)
-# The last whole number before which none is skipped.
+# Beyond it they skip whole numbers.
 _HALF_COUNTS_TO = {torch.bfloat16: 256, torch.float16: 2048}
 _SHAPES = {0: "()", 1: "(S,)", 2: "(B, S)", 3: "(axes, B, S)"}
 
@@ -36,7 +36,7 @@ def require_positions(name: str, positions: Tensor, *, dims: tuple[int, ...]) ->
     if positions.dtype not in (*INTEGERS, *_FRACTIONS):
         reason = ""
         if positions.dtype in _HALF_COUNTS_TO:
-            reason = f"; {positions.dtype} has no place between {_HALF_COUNTS_TO[positions.dtype]} and the next but one"
+            reason = f"; {positions.dtype} cannot count past {_HALF_COUNTS_TO[positions.dtype]}"
         raise ValueError(f"{name}: got {positions.dtype}; give integers, or float32 or float64 for fractions{reason}")
     if positions.requires_grad:
         raise ValueError(f"{name}: they require a gradient, and positions give none; detach them")
@@ -79,7 +79,7 @@ def require_count(name: str, number: int, *, least: int) -> None:
         ValueError: as said.
     """
     if not isinstance(number, int) or isinstance(number, bool):
-        raise ValueError(f"{name}: got a {type(number).__name__}; give an integer")
+        raise ValueError(f"{name}: got a {type(number).__name__}; give a Python int")
     if number < least:
         raise ValueError(f"{name}: got {number}; it must be at least {least}")
 

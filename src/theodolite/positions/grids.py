@@ -1,7 +1,7 @@
 """Where the patches of images and videos stand, in the conventions of the models that rotate by them.
 
 Every function gives coordinates as (axes, S), S patches in the order in which the model takes them. Whole coordinates
-are int64; tokens without a place (class, registers) are added by `with_prefix_tokens`, and never guessed from a count.
+are int64; tokens without a place (class, registers) are added by `with_special_tokens`, and never guessed from a count.
 Conventions with fractions are in `theodolite.positions.fractional_grids`.
 
 | model | coordinates |
@@ -76,7 +76,7 @@ def llama4_patch_positions(rows: int, columns: int, *, device: torch.device | st
         (2, rows * columns + 1), int64. Llama 4's vision encoder in transformers 5.24 (there always square).
     """
     coordinates = patch_positions(rows, columns, device=device).flip(0) + 1
-    return with_prefix_tokens(coordinates, after=1)
+    return with_special_tokens(coordinates, after=1)
 
 
 def padded_patch_positions(
@@ -106,7 +106,7 @@ def padded_patch_positions(
     return out
 
 
-def with_prefix_tokens(positions: Tensor, *, before: int = 0, after: int = 0) -> Tensor:
+def with_special_tokens(positions: Tensor, *, before: int = 0, after: int = 0) -> Tensor:
     """The coordinates (axes, S) with tokens that have no place, at 0 on every axis, so that no rotation turns them.
 
     Args:
@@ -121,7 +121,7 @@ def with_prefix_tokens(positions: Tensor, *, before: int = 0, after: int = 0) ->
     return torch.nn.functional.pad(positions, (before, after))
 
 
-def prefix_tokens(tokens: int, *, rows: int, columns: int) -> int:
+def special_tokens(tokens: int, *, rows: int, columns: int) -> int:
     """How many of an image's `tokens` are no patches of a grid of `rows` x `columns`.
 
     A count alone does not say: 196 tokens may be 14 x 14 patches, or 195 and a class token. The grid does.
@@ -162,7 +162,9 @@ def grids_tensor(
 
 
 def _from_sequence(name: str, grids: Sequence[Sequence[int]]) -> Tensor:
+    if not len(grids):
+        return torch.empty(0, 3, dtype=torch.int64)
     try:
-        return torch.tensor(grids if len(grids) else torch.empty(0, 3, dtype=torch.int64).tolist() or [[]][:0])
+        return torch.tensor(grids)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: got {grids!r}; give three integers for each: time, height, width") from error

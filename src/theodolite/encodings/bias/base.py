@@ -20,7 +20,8 @@ class Content(NamedTuple):
     """What a bias may read besides positions; the names of those that it needs are in its `reads`.
 
     Shapes: q (B, H, Sq, D) and k (B, Hkv, Sk, D), before rotation; x (B, Sq, E), the layer's input at the queries;
-    q_state (B, H, Sq) and k_state (B, H, Sk), what the bias itself made of the layer's input at queries and at keys.
+    q_state (B, H, Sq, ...) and k_state (B, H, Sk, ...), what the bias itself made of the layer's input at queries and at
+    keys with `state`.
     """
 
     q: Tensor | None = None
@@ -43,6 +44,8 @@ class Bias(nn.Module):
     """
 
     reads: ClassVar[tuple[str, ...]] = ()
+    score_scale: float | None = None
+    """What must multiply q.k where this bias is added; None for `head_dim ** -0.5`."""
     legacy_keys: tuple[str, ...] = ()
 
     def __init__(self, num_heads: int) -> None:
@@ -99,9 +102,10 @@ class Bias(nn.Module):
         return None
 
     def state(self, x: Tensor, previous: Tensor | None = None) -> Tensor | None:
-        """(B, H, S): numbers that the bias makes of the layer's input x (B, S, E), kept with the keys; else None.
+        """(B, H, S, ...): what the bias makes of the layer's input x (B, S, E), to be kept with the keys; else None.
 
-        `previous` (B, H) is the state of the token before the first of x, where there is one.
+        New tokens are joined on the dimension of S. `previous` (B, H, ...) is the state of the token before the first of
+        x, where there is one.
         """
         return None
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from theodolite.encodings.legacy import drop_legacy_keys
-from theodolite.encodings.rotate.tables import Tables
 from theodolite.kernels import rotate
 
 Q = TypeVar("Q", Tensor, None)
@@ -47,7 +46,7 @@ class Rotate(nn.Module):
         lengths: Sequence[int] | None = None,
         amplitude: bool = True,
         device: torch.device | str | None = None,
-    ) -> Tables:
+    ) -> Any:
         """cos and sin at `positions`; make them once per forward and give them to every layer's `apply_tables`.
 
         Args:
@@ -57,13 +56,12 @@ class Rotate(nn.Module):
             device: where the tables are put; that of `positions` by default.
 
         Returns:
-            Tables of (S, R/2) or (B, S, R/2), or (B, Ht, S, R/2) where heads turn by frequencies of their own.
+            Tables of (S, R/2) or (B, S, R/2), or (B, Ht, S, R/2) where heads turn by frequencies of their own; or
+            what else the `apply_tables` of the same class takes.
         """
         raise NotImplementedError
 
-    def apply_tables(
-        self, q: Q, k: K, tables: Tables, *, heads_first: bool = True, inplace: bool = False
-    ) -> tuple[Q, K]:
+    def apply_tables(self, q: Q, k: K, tables: Any, *, heads_first: bool = True, inplace: bool = False) -> tuple[Q, K]:
         """Turn q (B, H, S, D) and k (B, Hkv, S, D), either may be None, by tables that were made before."""
         return rotate(q, k, tables.cos, tables.sin, inplace=inplace, **self._layout(heads_first))
 
@@ -81,19 +79,31 @@ class Rotate(nn.Module):
                 self._check_tokens(name, x, positions, heads_first)
         return self.apply_tables(q, k, tables, heads_first=heads_first)
 
-    def turn_values(self, v: Tensor, tables: Tables, *, heads_first: bool = True) -> Tensor:
+    def turn(self, x: Tensor, tables: Any, *, heads_first: bool = True, conjugate: bool = False) -> Tensor:
+        """Turn one tensor (B, H, S, D) by tables that were made before; `conjugate` turns the other way."""
+        return rotate(x, None, tables.cos, tables.sin, conjugate=conjugate, **self._layout(heads_first))[0]
+
+    def turn_values(self, v: Tensor, tables: Any, *, heads_first: bool = True) -> Tensor:
         """Turn values (B, Hkv, S, D) too, so that outputs carry relative positions (DeepSeek-V4).
 
         `tables` are those of the keys, made with `amplitude=False`.
         """
-        return rotate(v, None, tables.cos, tables.sin, **self._layout(heads_first))[0]
+        return self.turn(v, tables, heads_first=heads_first)
 
-    def turn_output_back(self, out: Tensor, tables: Tables, *, heads_first: bool = True) -> Tensor:
+    def turn_output_back(self, out: Tensor, tables: Any, *, heads_first: bool = True) -> Tensor:
         """The inverse for attention's output (B, H, S, D): `o_m = R(-m) sum_n a_mn R(n) v_n = sum_n a_mn R(n-m) v_n`.
 
         `tables` are those of the queries, made with `amplitude=False`.
         """
-        return rotate(out, None, tables.cos, tables.sin, conjugate=True, **self._layout(heads_first))[0]
+        return self.turn(out, tables, heads_first=heads_first, conjugate=True)
+
+    @property
+    def table_key(self) -> Hashable:
+        """Modules with equal keys have equal tables at equal positions: one forward makes them once."""
+        return self
+
+    def reset_parameters(self) -> None:
+        """Initialise what is learned."""
 
     def _layout(self, heads_first: bool) -> dict[str, Any]:
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -53,6 +53,10 @@ class RotaryEmbedding(Rotate):
         if lengths is not None or self._inv_freq is None:
             return rotary_tables(self.rotary, positions, lengths=lengths, amplitude=amplitude, device=device)
         return tables_of(self.rotary, self._inv_freq, positions, amplitude=amplitude, device=device)
+
+    @property
+    def table_key(self) -> Hashable:
+        return self.rotary
 
     def extra_repr(self) -> str:
         return repr(self.rotary)

@@ -130,7 +130,7 @@ def _embedding(config: Config, row: Unrotated, model_type: Any) -> Embedding | N
     return Embedding(kind="learned", rows=stated, offset=int(row.offset))
 
 
-def _bias(config: Config, row: Unrotated) -> Bias | None:
+def _bias(config: Config, row: Unrotated, model_type: Any) -> Bias | None:
     if row.bias == "t5":
         return Bias(
             kind="t5",
@@ -145,6 +145,11 @@ def _bias(config: Config, row: Unrotated) -> Bias | None:
             furthest = need(config, "max_position_embeddings")
         span = whole({"position_buckets": -1, **config}, "position_buckets", least=-1)
         return Bias(kind="deberta", buckets=2 * (span if span > 0 else furthest), max_distance=furthest)
+    if row.bias == "alibi" and model_type == "mpt":
+        return Bias(kind="alibi", bias_max=(config.get("attn_config") or {}).get("alibi_bias_max", 8))
+    if row.bias == "alibi" and model_type == "falcon":
+        width, heads = need(config, "hidden_size"), need(config, "num_attention_heads")
+        return Bias(kind="alibi", slope_factor=float(width // heads) ** -0.5)
     return None if row.bias is None else Bias(kind=row.bias)
 
 
@@ -159,7 +164,7 @@ def _layers(config: Config, row: Unrotated, model_type: Any) -> tuple[LayerPlan,
     if types and len(types) != count:
         raise PlanError("layer_types", f"{len(types)} entries", f"one per layer is needed: there are {count}")
     local = listed(config, "attention_layers", str, count=count) or ["global"] * count
-    bias = _bias(config, row)
+    bias = _bias(config, row, model_type)
     return tuple(
         LayerPlan(layer_type=layer_type)
         if layer_type in NO_ATTENTION

@@ -1,0 +1,292 @@
+"""DeBERTa's disentangled positions: content to position and position to content, by (bucketed) distance."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from theodolite.encodings.bias.base import Content, ScoreMod
+from theodolite.encodings.bias.content import (
+    ContentBias,
+    Vectors,
+    dots,
+    dots_at,
+    full_precision,
+)
+from theodolite.positions.checks import require_count, require_integers
+
+_TERMS = ("c2p", "p2c")
+
+
+class RelativeEmbeddings(nn.Module):
+    """The vectors of distances that all layers share, (2 span, E), normalised where the model does so.
+
+    Transformers keeps them as `encoder.rel_embeddings.weight` and, with `norm_rel_ebd="layer_norm"`,
+    `encoder.LayerNorm`. Call it for the vectors.
+
+    Args:
+        span: `position_buckets`, or `max_relative_positions` where there are no buckets.
+        hidden_size: width of a vector, E.
+        layer_norm_eps: with it, the vectors go through a layer norm.
+    """
+
+    def __init__(self, span: int, hidden_size: int, *, layer_norm_eps: float | None = None) -> None:
+        super().__init__()
+        require_count("span", span, least=1)
+        require_count("hidden_size", hidden_size, least=1)
+        self.weight = nn.Parameter(torch.empty(2 * span, hidden_size))
+        self.LayerNorm = None if layer_norm_eps is None else nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal with deviation 0.02, as the authors."""
+        nn.init.normal_(self.weight, std=0.02)
+        if self.LayerNorm is not None:
+            self.LayerNorm.reset_parameters()
+
+    def forward(self) -> Tensor:
+        """(2 span, E)."""
+        norm = self.LayerNorm
+        if norm is None:
+            return self.weight
+        with full_precision(self.weight.device):
+            table, scale, shift = (_at_least_float32(x) for x in (self.weight, norm.weight, norm.bias))
+            return F.layer_norm(table, norm.normalized_shape, scale, shift, norm.eps)
+
+
+class DisentangledBias(ContentBias):
+    """`(q.Kr[d] + k.Qr[d]) / sqrt(D (1 + terms))`, d the bucket of the query's position minus the key's.
+
+    Kr and Qr are projections of the vectors of distances. Attention's own `q.k` is divided by the same root:
+    its `score_scale` here is not `1/sqrt(D)`.
+
+    The second term takes the bucket of query minus key too, as the authors' code and all checkpoints do; the paper
+    prints key minus query.
+
+    Forms: `dense`; `score_mod` over tables of (B, H, Sq, 2 span) and (B, H, Sk, 2 span) that it makes once.
+
+    Source: He et al. 2020 (2006.03654), equation 4, and 2021 (2111.09543); transformers'
+    `DisentangledSelfAttention` of `deberta` (no buckets) and `deberta_v2`. `share_att_key=True` there is
+    `pos_key_proj=attention.key_proj, pos_query_proj=attention.query_proj` here. Its dropout of the vectors is left
+    to a `rel_embeddings` that does it.
+
+    Args:
+        num_heads: heads of the whole model.
+        head_dim: channels of a head, D.
+        hidden_size: width of the vectors of distances, E.
+        max_relative_positions: with buckets, the distance (tokens) that falls into the last one; without, the
+            distances that have a vector of their own, either way.
+        position_buckets: logarithmic buckets (DeBERTa-v2 and v3); None for none (DeBERTa).
+        pos_att_type: which terms there are, of "c2p" and "p2c".
+        rel_embeddings: the vectors, (2 span, E), shared with other layers: an `nn.Embedding`, or a module that gives
+            them when called (`RelativeEmbeddings`); own by default.
+        pos_key_proj: from a vector to Kr, H D channels; own by default.
+        pos_query_proj: from a vector to Qr, likewise.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("q", "k")
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        *,
+        hidden_size: int,
+        max_relative_positions: int,
+        position_buckets: int | None = None,
+        pos_att_type: Sequence[str] = _TERMS,
+        rel_embeddings: nn.Module | None = None,
+        pos_key_proj: nn.Module | None = None,
+        pos_query_proj: nn.Module | None = None,
+    ) -> None:
+        super().__init__(num_heads, head_dim)
+        require_count("hidden_size", hidden_size, least=1)
+        require_count("max_relative_positions", max_relative_positions, least=1)
+        if position_buckets is not None:
+            _thresholds(position_buckets, max_relative_positions)
+        self.max_relative_positions, self.position_buckets = max_relative_positions, position_buckets
+        self.span = max_relative_positions if position_buckets is None else position_buckets
+        self.pos_att_type = tuple(pos_att_type)
+        known = not isinstance(pos_att_type, str) and set(self.pos_att_type) <= set(_TERMS)
+        if not self.pos_att_type or not known or len(set(self.pos_att_type)) < len(self.pos_att_type):
+            raise ValueError(f'pos_att_type: got {pos_att_type!r}; give ("c2p", "p2c") or one of the two')
+        for name, given, term in (
+            ("pos_key_proj", pos_key_proj, "c2p"),
+            ("pos_query_proj", pos_query_proj, "p2c"),
+        ):
+            if given is not None and term not in self.pos_att_type:
+                raise ValueError(f"{name}: it belongs to the term {term!r}, and pos_att_type is {self.pos_att_type}")
+        self.score_scale = float((head_dim * (1 + len(self.pos_att_type))) ** -0.5)
+        self._own = tuple(given is None for given in (rel_embeddings, pos_key_proj, pos_query_proj))
+        if rel_embeddings is None:
+            rel_embeddings = RelativeEmbeddings(self.span, hidden_size)
+        if pos_key_proj is None and "c2p" in self.pos_att_type:
+            pos_key_proj = nn.Linear(hidden_size, num_heads * head_dim)
+        if pos_query_proj is None and "p2c" in self.pos_att_type:
+            pos_query_proj = nn.Linear(hidden_size, num_heads * head_dim)
+        self.rel_embeddings, self.pos_key_proj, self.pos_query_proj = rel_embeddings, pos_key_proj, pos_query_proj
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal with deviation 0.02, biases 0; modules that were given are left alone."""
+        for own, module in zip(self._own, (self.rel_embeddings, self.pos_key_proj, self.pos_query_proj), strict=True):
+            if own and isinstance(module, RelativeEmbeddings):
+                module.reset_parameters()
+            elif own and isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+
+    def _dense(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> Tensor:
+        at = self._checked(q_positions, k_positions, content, heads)
+        lookup, (c2p, p2c) = self._lookup(at.q), self._tables(at, heads)
+        q, k, q_at, k_at = at
+        total = None if c2p is None else dots_at(self._row, q, q_at, k_at, c2p, lookup)
+        if p2c is not None:
+            by_key = dots_at(self._row_of_swapped, k, k_at, q_at, p2c, lookup, add_to=total)
+            total = by_key.mT if total is None else by_key
+        return cast(Tensor, total)
+
+    def _score_mod(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> ScoreMod:
+        at = self._checked(q_positions, k_positions, content, heads)
+        q_at, k_at, lookup = at.q_positions, at.k_positions, self._lookup(at.q)
+        rows = q_at.shape[0] > 1, k_at.shape[0] > 1
+        with full_precision(at.q.device):
+            c2p, p2c = (
+                None if table is None else dots(x, table)
+                for x, table in zip((at.q, at.k), self._tables(at, heads), strict=True)
+            )
+
+        def score_mod(score: Tensor, batch: Tensor, head: Tensor, q_index: Tensor, k_index: Tensor) -> Tensor:
+            q_position = q_at[batch if rows[0] else 0, q_index]
+            row = self._row(q_position, k_at[batch if rows[1] else 0, k_index], lookup)
+            if c2p is not None:
+                score = score + c2p[batch, head, q_index, row]
+            return score if p2c is None else score + p2c[batch, head, k_index, row]
+
+        return score_mod
+
+    def _checked(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> Vectors:
+        require_integers("q_positions", q_positions)
+        require_integers("k_positions", k_positions)
+        at = self._vectors(q_positions, k_positions, content, heads, *self.parameters())
+        return at._replace(q_positions=at.q_positions.long(), k_positions=at.k_positions.long())
+
+    def _row(self, q_position: Tensor, k_position: Tensor, lookup: Tensor) -> Tensor:
+        """The row of the table; `lookup` has those from the farthest before to the farthest after."""
+        farthest = lookup.shape[0] // 2
+        return lookup[(q_position - k_position).clamp(-farthest, farthest) + farthest]
+
+    def _row_of_swapped(self, k_position: Tensor, q_position: Tensor, lookup: Tensor) -> Tensor:
+        return self._row(q_position, k_position, lookup)
+
+    def _lookup(self, like: Tensor) -> Tensor:
+        """(2 farthest + 1,), int64: rows by distance; beyond the farthest all are the last."""
+        make = _rows_of_distances if torch.compiler.is_compiling() else _make_rows
+        return make(self.max_relative_positions, self.position_buckets or 0).to(like.device)
+
+    def _tables(self, at: Vectors, heads: slice) -> tuple[Tensor | None, Tensor | None]:
+        """Kr and Qr of these heads, (H, 2 span, D), times the scale."""
+        table = self.rel_embeddings
+        vectors: Tensor = table.weight if isinstance(table, nn.Embedding) else table()
+        if vectors.dim() != 2 or vectors.shape[0] != 2 * self.span:
+            raise ValueError(f"rel_embeddings: got shape {tuple(vectors.shape)}; it must be ({2 * self.span}, E)")
+        key, query = (
+            None if module is None else self._of_heads(_projected(module, vectors, at.q.dtype), heads)
+            for module in (self.pos_key_proj, self.pos_query_proj)
+        )
+        return key, query
+
+    def _of_heads(self, projected: Tensor, heads: slice) -> Tensor:
+        each: Tensor = projected.unflatten(1, (self.num_heads, self.head_dim)).transpose(0, 1)[heads]
+        return each * self.scale
+
+
+def log_bucket(relative: Tensor, *, position_buckets: int, max_relative_positions: int) -> Tensor:
+    """DeBERTa-v2's bucket of a distance: itself up to half of the buckets, logarithmic beyond.
+
+    The borders are exact integers, so no precision moves a bucket: transformers' `make_log_bucket_position` gives
+    the same wherever its float32 logarithm falls on the right side. It goes on counting past the table and clamps
+    afterwards; here buckets end at `position_buckets`, which is the same row.
+
+    Args:
+        relative: integers of any shape, the query's position minus the key's (tokens).
+        position_buckets: buckets in each direction, at least 4.
+        max_relative_positions: the distance (tokens) by which the last bucket is reached.
+
+    Returns:
+        int64 of the shape of `relative`, from `-position_buckets` to `position_buckets`.
+    """
+    require_integers("relative", relative)
+    last = torch.tensor(_thresholds(position_buckets, max_relative_positions), device=relative.device)
+    distance, half = relative.long().abs(), position_buckets // 2
+    bucket = torch.where(distance <= half, distance, half + torch.bucketize(distance, last))
+    return bucket * relative.sign().long()
+
+
+@functools.lru_cache(maxsize=64)
+def _thresholds(position_buckets: int, max_relative_positions: int) -> tuple[int, ...]:
+    """The largest distance of bucket half, half + 1, ..., up to the last bucket but one.
+
+    Bucket half + t holds those with ln(r/half) / ln((max-1)/half) * (half-1) <= t, that is
+    r^(half-1) * half^t <= (max-1)^t * half^(half-1): decided in whole numbers.
+    """
+    require_count("position_buckets", position_buckets, least=4)
+    half, top = position_buckets // 2, max_relative_positions - 1
+    if top <= half:
+        raise ValueError(
+            f"max_relative_positions: got {max_relative_positions}; with {position_buckets} position_buckets it must "
+            f"be above {half + 1}"
+        )
+
+    def within(distance: int, step: int) -> bool:
+        return bool(distance ** (half - 1) * half**step <= top**step * half ** (half - 1))
+
+    found = []
+    for step in range(position_buckets - half):
+        distance = round(half * (top / half) ** (step / (half - 1)))
+        while not within(distance, step):
+            distance -= 1
+        while within(distance + 1, step):
+            distance += 1
+        found.append(distance)
+    return tuple(found)
+
+
+def _make_rows(max_relative_positions: int, position_buckets: int) -> Tensor:
+    """Rows of the table for the distances from -farthest to farthest; 0 buckets for none."""
+    if not position_buckets:
+        span = max_relative_positions
+        return torch.arange(2 * span + 1, device="cpu").clamp(max=2 * span - 1)
+    farthest = _thresholds(position_buckets, max_relative_positions)[-1] + 1
+    distances = torch.arange(-farthest, farthest + 1, device="cpu")
+    buckets = log_bucket(distances, position_buckets=position_buckets, max_relative_positions=max_relative_positions)
+    return (buckets + position_buckets).clamp(0, 2 * position_buckets - 1)
+
+
+@torch.library.custom_op("theodolite::deberta_rows", mutates_args=())
+def _rows_of_distances(max_relative_positions: int, position_buckets: int) -> Tensor:
+    """`_make_rows` as one node of a compiled graph: a constant."""
+    return _make_rows(max_relative_positions, position_buckets)
+
+
+@_rows_of_distances.register_fake
+def _(max_relative_positions: int, position_buckets: int) -> Tensor:
+    return _make_rows(max_relative_positions, position_buckets)
+
+
+def _projected(module: nn.Module, vectors: Tensor, dtype: torch.dtype) -> Tensor:
+    with full_precision(vectors.device):
+        # Only of a plain projection is it known what its weight means.
+        if type(module) is not nn.Linear:
+            return module(vectors).to(dtype)  # type: ignore[no-any-return]
+        bias = None if module.bias is None else module.bias.to(dtype)
+        return F.linear(vectors.to(dtype), module.weight.to(dtype), bias)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

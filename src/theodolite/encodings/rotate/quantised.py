@@ -1,0 +1,151 @@
+"""Tables that are stored, in few bytes, and read by position."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+from theodolite.encodings.rotate.base import Rotate
+from theodolite.encodings.rotate.exact import axes_of, require_settled
+from theodolite.encodings.rotate.tables import LARGEST_POSITION, Tables, pair_tables, tables_of
+from theodolite.plan import Rotary
+from theodolite.positions.checks import require_count, require_integers
+
+_STEPS = 127
+_DTYPES = (torch.int8, torch.float16, torch.bfloat16)
+
+
+class StoredRotary(Rotate):
+    """A rotation whose cos and sin are stored for positions 0, 1, 2, ... and picked by position: no trigonometry in a
+    decoding step, for a table of `nbytes`.
+
+    The entries are off by at most, each times the attention factor and besides 1.2e-7 of rounding to float32:
+
+    | stored as | bytes of a position | an entry is off by | a score is off by, at most, in standard deviations |
+    |---|---|---|---|
+    | int8 | R | 1/254 = 3.9e-3 | SCORE_INT8 |
+    | float16 | 2R | 2^-12 = 2.4e-4 | SCORE_FLOAT16 |
+    | bfloat16 | 2R | 2^-9 = 2.0e-3 | SCORE_BFLOAT16 |
+
+    The last column is measured: normal queries and keys of 128 channels, scores over `sqrt(128)`, base 10,000,
+    positions up to 4,096. Exact tables (`RotaryEmbedding`) are within 6e-8.
+
+    A position past the end makes the table longer, by at least a half, up to 2^24, and changes no row that is there;
+    nothing clamps or wraps. The table is no parameter and no buffer: it is in no state dict, and no cast, meta device
+    or weight initialiser reaches it. A copy is kept on each device that it was read on. In a compiled or exported
+    graph the same rows, bit for bit, are computed rather than picked.
+
+    Args:
+        rotary: the rotation; its frequencies must not depend on the length. Several axes read one table.
+        length: positions stored from the beginning.
+        dtype: torch.int8, torch.float16 or torch.bfloat16.
+    """
+
+    def __init__(self, rotary: Rotary, *, length: int, dtype: torch.dtype = torch.int8) -> None:
+        super().__init__(rotary_dim=rotary.rotary_dim, interleaved=rotary.interleaved, trailing=rotary.trailing)
+        require_settled("rotary", rotary)
+        require_count("length", length, least=1)
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype: got {dtype}; it must be torch.int8, torch.float16 or torch.bfloat16")
+        self.rotary, self.dtype = rotary, dtype
+        self._inv_freq = tuple(rotary.inv_freq().tolist())
+        # One table for each device, of the same rows: (N, 2, R/2), cos above sin. No tensor attribute of the module.
+        self._stored: dict[torch.device, Tensor] = {}
+        self._grow(length)
+
+    @property
+    def length(self) -> int:
+        """How many positions are stored."""
+        return self._stored[torch.device("cpu")].shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one table: `length * rotary_dim`, twice that in half precision."""
+        return self._stored[torch.device("cpu")].nbytes
+
+    def tables(
+        self,
+        positions: Tensor,
+        *,
+        lengths: Sequence[int] | None = None,
+        amplitude: bool = True,
+        device: torch.device | str | None = None,
+    ) -> Tables:
+        """cos and sin, float32, at `positions`.
+
+        Args:
+            positions: (S,) or (B, S), or (axes, B, S) where the plan has axes; integers of at least 0.
+            lengths: of no effect: the frequencies do not depend on it.
+            amplitude: false leaves the attention factor out.
+            device: where the tables are put; that of `positions` by default.
+
+        Raises:
+            ValueError: positions that are fractions, negative or past 2**24, or of another shape.
+        """
+        axes = axes_of(self.rotary)
+        require_integers("positions", positions, dims=(3,) if axes else (1, 2))
+        if axes and positions.shape[0] != axes:
+            raise ValueError(f"positions: got {positions.shape[0]} axes; this encoding has {axes}")
+        factor = self.rotary.attention_factor() if amplitude else 1.0
+        if positions.is_meta or torch.compiler.is_compiling():
+            exact = tables_of(self.rotary, self._inv_freq, positions, amplitude=False, device=device)
+            return Tables(*(_restored(_rounded(table, self.dtype), factor) for table in exact))
+        device = positions.device if device is None else torch.device(device)
+        self._make_room(positions)
+        # Made outside inference mode, so that training can use them later.
+        with torch.inference_mode(False):
+            rows = self._table_on(positions.device)[positions.long()]
+            if axes:
+                axis = torch.tensor(self.rotary.axis_of_pairs(), device=rows.device)
+                rows = rows.gather(0, axis.expand(1, *rows.shape[1:])).squeeze(0)
+            cos, sin = _restored(rows.to(device), factor).unbind(-2)
+            return Tables(cos.contiguous(), sin.contiguous())
+
+    @property
+    def table_key(self) -> Hashable:
+        return type(self), self.rotary, self.dtype
+
+    def extra_repr(self) -> str:
+        return f"{self.rotary!r}, length={self.length}, dtype={self.dtype}"
+
+    def _make_room(self, positions: Tensor) -> None:
+        if not positions.numel():
+            return
+        # One wait for the device, for both ends.
+        first, last = torch.stack(torch.aminmax(positions.long())).tolist()
+        if first < 0:
+            raise ValueError(f"positions: got {first}; the table begins at 0")
+        if last > LARGEST_POSITION:
+            raise ValueError(f"positions: got {last}; the tables are exact up to 2**24 = {LARGEST_POSITION}")
+        if last >= self.length:
+            self._grow(min(max(last + 1, self.length + self.length // 2), LARGEST_POSITION + 1))
+
+    def _grow(self, length: int) -> None:
+        cpu = torch.device("cpu")
+        with torch.inference_mode(False):
+            before = self._stored.get(cpu)
+            start = 0 if before is None else before.shape[0]
+            exact = pair_tables(self._inv_freq, torch.arange(start, length, device=cpu))
+            rows = torch.stack([_rounded(table, self.dtype) for table in exact], dim=-2)
+            # Copies on other devices are made anew when they are read.
+            self._stored = {cpu: rows if before is None else torch.cat([before, rows])}
+
+    def _table_on(self, device: torch.device) -> Tensor:
+        table = self._stored.get(device)
+        if table is None:
+            table = self._stored[device] = self._stored[torch.device("cpu")].to(device)
+        return table
+
+
+def _rounded(table: Tensor, dtype: torch.dtype) -> Tensor:
+    """A table of amplitude 1, float32, as it is stored."""
+    return (table * _STEPS).round().to(dtype) if dtype == torch.int8 else table.to(dtype)
+
+
+def _restored(rows: Tensor, factor: float) -> Tensor:
+    """float32, times `factor`."""
+    factor = factor / _STEPS if rows.dtype == torch.int8 else factor
+    rows = rows.float()
+    return rows if factor == 1.0 else rows * factor

@@ -1,0 +1,51 @@
+"""The tables of one forward, shared by all layers that turn alike."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from theodolite.encodings.rotate.base import Rotate
+
+
+class SharedTables:
+    """The positions of one forward and the tables made of them: each distinct rotation once, when a layer asks.
+
+    Make one at the top of a model's forward and hand it to every layer; it lives as long as that forward.
+
+    Args:
+        positions: (S,), (B, S), or (axes, B, S).
+        lengths: the tokens of each row's whole sequence, for frequencies that depend on it.
+        device: where the tables are put; that of `positions` by default.
+
+    Example:
+        >>> import torch
+        >>> from theodolite.plan import Rotary
+        >>> from theodolite.encodings import RotaryEmbedding, SharedTables
+        >>> layers = [RotaryEmbedding(Rotary(head_dim=64, rope_theta=1e4)) for _ in range(2)]
+        >>> tables = SharedTables(torch.arange(5))
+        >>> tables.of(layers[0]) is tables.of(layers[1])
+        True
+    """
+
+    def __init__(
+        self,
+        positions: Tensor,
+        *,
+        lengths: Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.positions, self.lengths, self.device = positions, lengths, device
+        self._made: dict[tuple[Hashable, bool], Any] = {}
+
+    def of(self, rotate: Rotate, *, amplitude: bool = True) -> Any:
+        """The tables of this rotation at these positions; without `amplitude` pure rotations, as for values."""
+        key = rotate.table_key, amplitude
+        if key not in self._made:
+            self._made[key] = rotate.tables(
+                self.positions, lengths=self.lengths, amplitude=amplitude, device=self.device
+            )
+        return self._made[key]
