@@ -376,7 +376,13 @@ class TestModelsWithoutRotation:
             ),
             (
                 {"model_type": "ctrl", "n_layer": 2, "n_positions": 256},
-                Embedding(kind="sinusoidal"),
+                Embedding(kind="sinusoidal", layout="halves"),
+                None,
+                "sinusoidal absolute positions, computed",
+            ),
+            (
+                {"model_type": "m2m_100", "num_hidden_layers": 2, "pad_token_id": 1},
+                Embedding(kind="sinusoidal", layout="halves", spacing="tensor2tensor", offset=2),
                 None,
                 "sinusoidal absolute positions, computed",
             ),

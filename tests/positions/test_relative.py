@@ -235,12 +235,14 @@ class TestCalls:
         shared = relative_map.relative(q, k[0])
         assert torch.equal(shared[1], relative_map.relative(q[1], k[0]))
 
-    @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
-    def test_smaller_integers_do_not_overflow(self, dtype):
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8, torch.uint16, torch.uint64])
+    def test_integers_of_any_kind(self, dtype):
         q = torch.arange(100)
         for relative_map, _ in CASES:
             narrow = relative_map.relative(q.to(dtype), q.to(dtype))
+            assert narrow.dtype == relative_map.relative(q, q).dtype
             assert torch.equal(narrow, relative_map.relative(q, q))
+            assert torch.equal(relative_map.seen(q.to(dtype), q.to(dtype)), relative_map.seen(q, q))
 
     def test_no_float64_away_from_the_cpu(self):
         q = torch.arange(9, device="meta")

@@ -80,9 +80,23 @@ class TestBothLevels:
         arguments = {"starts": torch.tensor([[0, 1, 0]]), "document_ids": torch.tensor([[0, 0, 1]])}
         compiled = torch.compile(segment_positions, fullgraph=True, backend="eager")(**arguments)
         assert all(map(torch.equal, compiled, segment_positions(**arguments)))
+        assert segment_positions(ends=torch.empty(2, 0, dtype=torch.bool)).inter.shape == (2, 0)
         ids = torch.tensor([[7, 5, 7, 1]])
         find = torch.compile(starts_after, fullgraph=True, backend="eager")
         assert torch.equal(find(ids, separators=[5, 7]), starts_after(ids, separators=[5, 7]))
+
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_export_serves_other_lengths(self, strict):
+        class Positions(torch.nn.Module):
+            def forward(self, ids):
+                return *segment_positions(starts=starts_after(ids, separators=[1])), from_document_ids(ids)
+
+        dims = {0: torch.export.Dim("B"), 1: torch.export.Dim("S")}
+        traced = torch.export.export(
+            Positions(), (torch.tensor([[1, 1, 2], [2, 1, 1]]),), dynamic_shapes=(dims,), strict=strict
+        )
+        for ids in (torch.tensor([[3, 1, 1, 2, 2, 1, 4]] * 3), torch.tensor([[1, 2]] * 4)):
+            assert all(map(torch.equal, traced.module()(ids), Positions()(ids)))
 
 
 class TestIdentities:

@@ -15,15 +15,22 @@ class Embedding:
         kind: "learned" (a table with an end) or "sinusoidal" (computed, no end of its own).
         rows: rows of a learned table that a token can use; None where there is no end.
         offset: the row of position 0 (2 in OPT, padding_idx + 1 in RoBERTa).
+        layout: how sinusoidal channels stand: "interleaved" sin, cos, sin, cos; "halves" all sines, then all cosines.
+        spacing: of sinusoidal frequencies: the "paper"'s, or "tensor2tensor"'s, the slowest of which is 1/10000.
     """
 
     kind: str
     rows: int | None = None
     offset: int = 0
+    layout: str = "interleaved"
+    spacing: str = "paper"
 
     def __post_init__(self) -> None:
         require_one_of("kind", self.kind, ("learned", "sinusoidal"))
+        require_one_of("layout", self.layout, ("interleaved", "halves"))
+        require_one_of("spacing", self.spacing, ("paper", "tensor2tensor"))
         require_whole(rows=self.rows)
+        require_whole(offset=self.offset, least=0)
 
 
 @dataclass(frozen=True, kw_only=True)

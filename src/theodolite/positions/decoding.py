@@ -118,10 +118,10 @@ def tree_positions(parents: Tensor, *, seen: Tensor) -> Tensor:
                 f"parents: token {node} has parent {int(parents[wrong][0])}; it must be -1 or a token before it"
             )
     depth, ancestor = (parents >= 0).to(torch.int64), parents
+    # Token 0 has no parent, so a token past its root may look there: it finds depth 0 and no parent.
     for _ in range(max(nodes - 2, 0).bit_length()):
-        found, index = ancestor >= 0, ancestor.clamp(min=0)
-        depth = depth + torch.where(found, depth.gather(-1, index), 0)
-        ancestor = torch.where(found, ancestor.gather(-1, index), -1)
+        index = ancestor.clamp(min=0)
+        depth, ancestor = depth + depth.gather(-1, index), ancestor.gather(-1, index)
     return seen.to(torch.int64).unsqueeze(-1) + depth
 
 

@@ -100,7 +100,7 @@ def mrope_positions(
             floor(k * interval), in float32 as in transformers. Needed where a video has more than one frame.
         after_video: where text goes on after a video: "side", at its start + max(height, width) // merge (transformers
             5.24); "end", at its largest position + 1 (Qwen's own code, transformers 4, vLLM). They differ where a video
-            lasts longer than it is wide, so it is needed there. After an image both are the same.
+            lasts longer than its sides, and there it is needed. After an image both are the same.
         attention_mask: (B, S), 0 at padding, on either side; padding stands at 0.
         document_ids: (B, S), for rows of several documents: each starts again at 0, as it would alone. Negative ids
             are padding, as from `theodolite.positions.packing.document_ids`.

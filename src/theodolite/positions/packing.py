@@ -110,9 +110,13 @@ def cu_seqlens_of_documents(document_ids: Tensor) -> Tensor:
 
 def run_starts(ids: Tensor) -> Tensor:
     """True where a run of equal numbers begins along the last dimension, as its first entry always does."""
-    starts = torch.ones_like(ids, dtype=torch.bool)
-    starts[..., 1:] = ids[..., 1:] != ids[..., :-1]
-    return starts
+    return with_first(ids != ids.roll(1, -1), True)
+
+
+def with_first(values: Tensor, first: int) -> Tensor:
+    """The values with another first entry along the last dimension, for any length, 0 and 1 among them."""
+    # A slice would bind an exported graph to lengths above 2.
+    return values.masked_fill(torch.arange(values.shape[-1], device=values.device) == 0, first)
 
 
 def latest(values: Tensor, flags: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class Group:
 
     def region(self, k_positions: Tensor) -> Tensor:
         """Which pairs are in the group, for keys at their own positions: (Q, K) or (B, Q, K), boolean."""
-        keys = k_positions.unsqueeze(-2)
+        keys = k_positions.to(torch.int64).unsqueeze(-2)
         return (self.first.unsqueeze(-1) <= keys) & (keys <= self.last.unsqueeze(-1))
 
 
@@ -59,7 +59,7 @@ class RelativeMap(ABC):
             require_integers(name, positions, dims=(1, 2))
         if q_positions.dim() == k_positions.dim() == 2 and len(q_positions) != len(k_positions):
             raise ValueError(f"k_positions: got {len(k_positions)} rows; q_positions has {len(q_positions)}")
-        return self._groups(q_positions, k_positions)
+        return self._groups(q_positions.to(torch.int64), k_positions.to(torch.int64))
 
     def relative(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         """The dense form, r' of every pair: (Q, K) or (B, Q, K), int64, or float64 on the CPU where it has fractions.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from theodolite.positions.checks import require_integers, require_mask
-from theodolite.positions.packing import latest, run_starts
+from theodolite.positions.packing import latest, run_starts, with_first
 from theodolite.positions.padding import real_tokens
 
 
@@ -93,17 +93,13 @@ def _flags(starts: Tensor | None, ends: Tensor | None) -> Tensor:
 
 
 def _after(ends: Tensor) -> Tensor:
-    starts = torch.ones_like(ends)
-    starts[..., 1:] = ends[..., :-1]
-    return starts
+    return with_first(ends.roll(1, -1), True)
 
 
 def _on_real_tokens(flags: Tensor, real: Tensor) -> Tensor:
     """The flags, those on padding moved to the next real token; the first real token is always flagged."""
     count = flags.cumsum(-1) + 1
-    before = torch.zeros_like(count)
-    before[..., 1:] = latest(count, real)[..., :-1]
-    return real & (count > before)
+    return real & (count > with_first(latest(count, real).roll(1, -1), 0))
 
 
 def _require_same(name: str, tensor: Tensor, flags: Tensor) -> None:

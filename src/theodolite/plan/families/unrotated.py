@@ -18,6 +18,7 @@ class Unrotated:
 
     Args:
         embed: "learned", "sinusoidal" or None.
+        spacing: of the frequencies of a sinusoidal embedding, whose sines all stand before its cosines.
         offset: row of position 0; "padding" for `pad_token_id + 1`, which then takes its rows from the stated number.
         bias: "alibi", "t5", "transformer-xl", "deberta" or None.
         causal: queries see only what stands before them.
@@ -25,6 +26,7 @@ class Unrotated:
     """
 
     embed: str | None = None
+    spacing: str = "paper"
     offset: int | str = 0
     bias: str | None = None
     causal: bool = True
@@ -35,7 +37,6 @@ _LEARNED = Unrotated(embed="learned")
 _LEARNED_2 = Unrotated(embed="learned", offset=2)
 _BERT = Unrotated(embed="learned", causal=False)
 _ROBERTA = Unrotated(embed="learned", offset="padding", causal=False)
-_COMPUTED = Unrotated(embed="sinusoidal")
 _T5 = Unrotated(bias="t5", score_scale=1.0)
 _XL = Unrotated(bias="transformer-xl")
 _DEBERTA = Unrotated(embed="learned", bias="deberta", causal=False)
@@ -68,7 +69,9 @@ UNROTATED: dict[str, Unrotated] = {
     **dict.fromkeys(("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "data2vec-text"), _ROBERTA),
     **dict.fromkeys(("roberta-prelayernorm", "xmod", "luke", "ibert", "markuplm"), _ROBERTA),
     "mpnet": Unrotated(embed="learned", offset="padding", bias="t5", causal=False),
-    **dict.fromkeys(("ctrl", "xglm", "marian", "pegasus", "m2m_100", "fsmt"), _COMPUTED),
+    **dict.fromkeys(("ctrl", "marian", "pegasus"), Unrotated(embed="sinusoidal")),
+    "xglm": Unrotated(embed="sinusoidal", spacing="tensor2tensor", offset=2),
+    **dict.fromkeys(("m2m_100", "fsmt"), Unrotated(embed="sinusoidal", spacing="tensor2tensor", offset="padding")),
     **dict.fromkeys(("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop"), _T5),
     "bloom": Unrotated(bias="alibi"),
     "mpt": Unrotated(bias="alibi"),
@@ -121,13 +124,11 @@ def _row(config: Config, model_type: Any) -> Unrotated | None:
 def _embedding(config: Config, row: Unrotated, model_type: Any) -> Embedding | None:
     if row.embed is None or not flag(config, "position_biased_input", True):
         return None
+    offset = whole(config, "pad_token_id", least=0) + 1 if row.offset == "padding" else int(row.offset)
     if row.embed == "sinusoidal":
-        return Embedding(kind="sinusoidal")
+        return Embedding(kind="sinusoidal", offset=offset, layout="halves", spacing=row.spacing)
     stated = whole(config, "max_position_embeddings")
-    if row.offset == "padding":
-        offset = whole(config, "pad_token_id", least=0) + 1
-        return Embedding(kind="learned", rows=stated - offset, offset=offset)
-    return Embedding(kind="learned", rows=stated, offset=int(row.offset))
+    return Embedding(kind="learned", rows=stated - offset if row.offset == "padding" else stated, offset=offset)
 
 
 def _bias(config: Config, row: Unrotated, model_type: Any) -> Bias | None:
