@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import theodolite.attention
+import theodolite.encodings
+import theodolite.positions
+
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [path for path in sorted((ROOT / "docs" / "encodings").glob("*.md")) if path.name != "README.md"]
 NEEDS_MODEL = "load("
 NOT_RUN = "<!-- not run"
 
@@ -23,7 +28,7 @@ def _examples() -> list[object]:
                 continue
             line = text.count("\n", 0, match.start()) + 1
             marks = (pytest.mark.model,) if NEEDS_MODEL in match[1] else ()
-            found.append(pytest.param(match[1], id=f"{document.name}:{line}", marks=marks))
+            found.append(pytest.param(match[1], id=f"{document.relative_to(ROOT)}:{line}", marks=marks))
     return found
 
 
@@ -61,3 +66,26 @@ class TestReadmesAreEqual:
         assert len(re.findall(r"^##? ", english, re.MULTILINE)) == len(re.findall(r"^##? ", chinese, re.MULTILINE))
         links = [set(re.findall(r"\]\(([^)]+)\)", text)) for text in (english, chinese)]
         assert links[0] == links[1]
+
+
+class TestPagesOfEncodings:
+    """A reader who compares encodings finds the same things in the same order on every page."""
+
+    HEADINGS = ("Formula", "When to take it", "What it costs", "How far it holds", "Example", "See also")
+
+    @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+    def test_headings_picture_and_example(self, page: Path) -> None:
+        text = page.read_text(encoding="utf-8")
+        assert tuple(re.findall(r"^## (.+)$", text, re.MULTILINE)) == self.HEADINGS
+        assert f"](../images/encodings/{page.stem}.png)" in text
+        assert "```python" in text.split("## Example")[1].split("## See also")[0]
+
+    def test_the_index_leads_to_every_page(self) -> None:
+        index = (ROOT / "docs" / "encodings" / "README.md").read_text(encoding="utf-8")
+        assert {page.name for page in PAGES} <= set(re.findall(r"\]\(([^)#]+)\)", index))
+
+    @pytest.mark.parametrize("room", [theodolite.encodings, theodolite.positions, theodolite.attention])
+    def test_every_public_name_is_explained_somewhere(self, room: object) -> None:
+        text = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+        names = room.__all__  # type: ignore[attr-defined]
+        assert not [name for name in names if not re.search(rf"\b{name}\b", text)]

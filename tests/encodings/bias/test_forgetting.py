@@ -13,6 +13,7 @@ from theodolite.encodings.bias.forgetting import ForgettingGate
 
 HEADS, WIDTH = 3, 6
 UNIT = 2.0**-24
+LONG = 100_000
 
 
 def gate(dtype=torch.float32, offset=0.5, heads=HEADS) -> ForgettingGate:
@@ -96,21 +97,20 @@ class TestFormula:
         assert list(made.state_dict()) == ["weight", "bias"]
 
 
+@pytest.fixture(scope="module")
+def long():
+    made, x = gate(offset=0.0), layer_input(1, LONG)
+    with torch.no_grad():
+        return made, made.state(x), log_gates(made, x)
+
+
 class TestExactAtAnyLength:
     """At 100 000 tokens the sum is -69 000 and one float32 of it is 4e-3 off; the bias is not."""
 
-    TOKENS = 100_000
-
-    @pytest.fixture(scope="class")
-    def long(self):
-        made = gate(offset=0.0)
-        x = layer_input(1, self.TOKENS)
-        return made, x, made.state(x), log_gates(made, x)
-
     @pytest.mark.parametrize("distance", [0, 1, 2, 9, 63, 1000, 99_990])
     def test_within_the_bound(self, long, distance):
-        made, x, state, logs = long
-        m, largest = self.TOKENS - 3, logs.sum(-1).abs().max().item()
+        made, state, logs = long
+        m, largest = LONG - 3, logs.sum(-1).abs().max().item()
         assert largest > 69_000
         q, k = torch.tensor([m]), torch.tensor([m - distance])
         bias = made.dense(q, k, q_state=state[:, :, q], k_state=state[:, :, k])
@@ -119,7 +119,7 @@ class TestExactAtAnyLength:
             assert abs(bias[0, head, 0, 0].item() - expected) <= bound(expected, largest, distance)
 
     def test_one_float32_would_not_do(self, long):
-        _, _, state, logs = long
+        _, state, logs = long
         near = state[..., 0].diff()[0] - logs[0, :, 1:].float()
         assert near.abs().max() > 3e-3
         both = state.double().sum(-1).diff()[0] - logs[0, :, 1:]
@@ -129,7 +129,7 @@ class TestExactAtAnyLength:
         made = gate(offset=16.0)
         x = layer_input(1, 5000)
         logs = log_gates(made, x)
-        assert logs.abs().max() < 3e-6
+        assert logs.abs().max() < 4e-6
         bias = dense(made, made.state(x), slice(4990, 5000))
         for m, n in ((4995, 4994), (4999, 0)):
             expected = math.fsum(logs[0, 1, n + 1 : m + 1].tolist())
@@ -206,7 +206,9 @@ class TestScoreMod:
         made, state = gate(), gate().state(layer_input())
         mod = made.score_mod(torch.arange(21), torch.arange(21), q_state=state, k_state=state)
         held = [cell.cell_contents for cell in mod.__closure__ if isinstance(cell.cell_contents, torch.Tensor)]
-        assert len(held) == 4
+        # FlexAttention's compiler refuses views of one buffer.
+        assert len({tensor.untyped_storage().data_ptr() for tensor in held}) == 4
+        assert all(tensor.is_contiguous() for tensor in held)
         assert max(tensor.numel() for tensor in held) == 2 * HEADS * 21
 
     def test_one_state_for_a_batch(self):
@@ -302,7 +304,7 @@ class TestBehaviour:
         torch.manual_seed(0)
         for one, other in zip(made.parameters(), ForgettingGate(HEADS, WIDTH).parameters(), strict=True):
             assert torch.equal(one, other)
-        assert made.weight.std() == pytest.approx(0.02, rel=0.5)
+        assert made.weight.std().item() == pytest.approx(0.02, rel=0.5)
 
     def test_heads_of_a_rank(self):
         made, x = gate(heads=4), layer_input()
@@ -341,6 +343,8 @@ class TestBehaviour:
             assert torch.equal(compiled(x, positions), layer(x, positions))
         assert counter.frame_count <= 2
 
+    # The compiler's own imports use what newer Pythons deprecate.
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
     def test_a_compiler_keeps_the_pair(self):
         """Compilers drop a cast down and up again, and with it all that the second number is for."""
         torch._dynamo.reset()

@@ -101,7 +101,7 @@ class Bias(nn.Module):
         """(H,), float32, where the bias is `-slope * distance`; else None."""
         return None
 
-    def state(self, x: Tensor, previous: Tensor | None = None) -> Tensor | None:
+    def state(self, x: Tensor, previous: Tensor | None = None, *, heads: slice | None = None) -> Tensor | None:
         """(B, H, S, ...): what the bias makes of the layer's input x (B, S, E), to be kept with the keys; else None.
 
         New tokens are joined on the dimension of S. `previous` (B, H, ...) is the state of the token before the first of

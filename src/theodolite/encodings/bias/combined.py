@@ -27,12 +27,16 @@ class BiasSum(Bias):
             raise ValueError(f"biases: got {counts} heads; all must have the same number")
         if sum("k_state" in bias.reads for bias in biases) > 1:
             raise ValueError("biases: got two that keep a state with the keys; only one may")
+        scales = [bias.score_scale for bias in biases if bias.score_scale is not None]
+        if len(set(scales)) > 1:
+            raise ValueError(f"biases: got score scales {scales}; those that were made for one must agree on it")
         super().__init__(counts[0])
+        self.score_scale = scales[0] if scales else None
         self.biases = nn.ModuleList(biases)
         self.reads = _all_reads(biases)  # type: ignore[misc]
 
-    def state(self, x: Tensor, previous: Tensor | None = None) -> Tensor | None:
-        states = (bias.state(x, previous) for bias in self._each())
+    def state(self, x: Tensor, previous: Tensor | None = None, *, heads: slice | None = None) -> Tensor | None:
+        states = (bias.state(x, previous, heads=heads) for bias in self._each())
         return next((state for state in states if state is not None), None)
 
     def reset_parameters(self) -> None:
@@ -84,15 +88,21 @@ class BiasByHead(Bias):
         self._ends = tuple(accumulate((count for _, count in parts), initial=0))
         self.reads = _all_reads(there)  # type: ignore[misc]
 
-    def state(self, x: Tensor, previous: Tensor | None = None) -> Tensor | None:
-        parts = [(lo, hi, bias) for lo, hi, bias in self._parts() if bias is not None and "k_state" in bias.reads]
-        if not parts:
+    def state(self, x: Tensor, previous: Tensor | None = None, *, heads: slice | None = None) -> Tensor | None:
+        heads = self._heads(heads)
+        made = [
+            (here, bias.state(x, own.q_state, heads=there))
+            for here, bias, own, there in self._parts_of(Content(q_state=previous), heads)
+            if bias is not None and "k_state" in bias.reads
+        ]
+        states = [(here, state) for here, state in made if state is not None]
+        if not states:
             return None
-        states = [bias.state(x, None if previous is None else previous[:, lo:hi]) for lo, hi, bias in parts]
-        like = cast(Tensor, states[0])
-        whole = like.new_zeros(like.shape[0], self.num_heads, *like.shape[2:])
-        for (lo, hi, _), state in zip(parts, states, strict=True):
-            whole[:, lo:hi] = cast(Tensor, state)
+        # Heads without a state have zeros: one tensor is kept with the keys.
+        like = states[0][1]
+        whole = like.new_zeros(like.shape[0], heads.stop - heads.start, *like.shape[2:])
+        for here, state in states:
+            whole[:, here] = state
         return whole
 
     def slopes(self, heads: slice | None = None) -> Tensor | None:

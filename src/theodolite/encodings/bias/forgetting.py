@@ -87,7 +87,10 @@ class ForgettingGate(Bias):
         return out.add_(q_low[..., None]).sub_(k_low[:, :, None, :])
 
     def _score_mod(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> ScoreMod:
-        (q_high, q_low), (k_high, k_low) = self._sides(q_positions, k_positions, content, heads)
+        sides = self._sides(q_positions, k_positions, content, heads)
+        # FlexAttention's compiler wants buffers of their own, not views of one.
+        layout = torch.contiguous_format
+        (q_high, q_low), (k_high, k_low) = ([part.clone(memory_format=layout) for part in side] for side in sides)
         rows = q_high.shape[0] > 1, k_high.shape[0] > 1
 
         def score_mod(score: Tensor, batch: Tensor, head: Tensor, q_index: Tensor, k_index: Tensor) -> Tensor:
