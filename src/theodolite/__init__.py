@@ -15,6 +15,8 @@ _HOME = {
     "PlanError": "theodolite.plan",
     "RotaryEmbedding": "theodolite.encodings",
     "rotary_tables": "theodolite.encodings",
+    "Policy": "theodolite.encodings",
+    "build": "theodolite.encodings",
     "rotate": "theodolite.kernels",
     "load": "theodolite.models",
     "patch": "theodolite.models",

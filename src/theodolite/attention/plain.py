@@ -50,7 +50,8 @@ def attend_plainly(
     k_positions = q_positions if k_positions is None else k_positions
     if policy.bias is not None and "k_state" in policy.bias.reads and k_state is None and x is not None:
         q_state = k_state = policy.bias.state(x)
-    bias = policy.dense_bias(q_positions, k_positions, q=q, k=k, x=x, q_state=q_state, k_state=k_state)
+    seen = _both(visible_by_position(policy.mask, q_positions, k_positions), visible)
+    bias = policy.dense_bias(q_positions, k_positions, q=q, k=k, x=x, q_state=q_state, k_state=k_state, visible=seen)
     q_tables, k_tables = (SharedTables(at, lengths=lengths, device=q.device) for at in (q_positions, k_positions))
     scale = q.shape[-1] ** -0.5 if policy.score_scale is None else policy.score_scale
     q, _ = policy.turn(q, None, q_tables)
@@ -62,10 +63,8 @@ def attend_plainly(
     scores = torch.matmul(q.to(dtype), k.repeat_interleave(group, dim=1).to(dtype).transpose(-1, -2)) * scale
     if bias is not None:
         scores = scores + bias.to(dtype)
-    seen = visible_by_position(policy.mask, q_positions, k_positions)
-    for more in (seen, visible):
-        if more is not None:
-            scores = scores.masked_fill(~(more if more.dim() == 4 else more.unsqueeze(-3)), -math.inf)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -math.inf)
     if sinks is not None:
         scores = torch.cat((scores, sinks.to(dtype)[None, :, None, None].expand(*scores.shape[:3], 1)), dim=-1)
     weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)[..., : k.shape[2]]
@@ -91,3 +90,11 @@ def visible_by_position(mask: Mask, q_positions: Tensor, k_positions: Tensor) ->
     if mask.chunk is not None:
         seen = seen & (q // mask.chunk == k // mask.chunk)
     return seen
+
+
+def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Keys seen by both, with a dimension for heads; None sees all."""
+    masks = [mask if mask.dim() == 4 else mask.unsqueeze(-3) for mask in (one, other) if mask is not None]
+    # (1, Sq, Sk) still lacks the batch.
+    masks = [mask if mask.dim() == 4 else mask[None] for mask in masks]
+    return masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None

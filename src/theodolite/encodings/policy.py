@@ -72,7 +72,8 @@ class Policy(nn.Module):
             group: query heads to a key-value head.
 
         Raises:
-            ValueError: policies that differ in what all heads share: the mask, `score_scale` or `rotate_values`.
+            ValueError: policies that differ in what all heads share: the mask, `score_scale` (say it alike in all: None
+                and `head_dim ** -0.5` differ) or `rotate_values`.
         """
         if not parts:
             raise ValueError("parts: got none; give pairs of a policy and its heads")
@@ -104,7 +105,9 @@ class Policy(nn.Module):
     ) -> tuple[Q, K]:
         """Rotate q (B, H, S, D) and k (B, Hkv, S, D), either may be None, and scale q, at the positions of `tables`.
 
-        `heads` are the query heads of this rank of tensor parallelism; all by default.
+        `heads` are the query heads of this rank of tensor parallelism, for a scale that differs by head; all by
+        default. A rotation that differs by head is made of this rank's heads alone, for it holds no learned heads of
+        others (`PerHeadRotary(rotaries[4:8])`).
         """
         if self.rotate is not None:
             q, k = self.rotate.apply_tables(q, k, tables.of(self.rotate), heads_first=heads_first)

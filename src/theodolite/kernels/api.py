@@ -151,15 +151,13 @@ def _check(
             f"rotary_dim: got {rotary_dim}; it must be even, above 0 and at most the {x.shape[-1]} channels of {name}"
         )
     batch, tokens = x.shape[0], x.shape[2 if heads_first else 1]
-    heads, row = x.shape[1 if heads_first else 2], (tokens, rotary_dim // 2)
+    heads = x.shape[1 if heads_first else 2]
     for table_name, table in (("cos", cos), ("sin", sin)):
-        shape = tuple(table.shape)
-        per_head = len(shape) == 4 and shape[1] > 0 and heads % shape[1] == 0 and (shape[0], *shape[2:])
-        if shape != row and (per_head or shape) not in ((batch, *row), (1, *row)):
-            layout = "(B, H, S, D)" if heads_first else "(B, S, H, D)"
+        if not _fits(table, batch, heads, tokens, rotary_dim // 2):
+            layout, row = "(B, H, S, D)" if heads_first else "(B, S, H, D)", (tokens, rotary_dim // 2)
             raise ValueError(
-                f"{table_name}: got shape {shape}; for {name} of shape {tuple(x.shape)} read as {layout} and "
-                f"rotary_dim {rotary_dim} it must be {row} or {(batch, *row)}, or ({batch}, Ht, {tokens}, "
+                f"{table_name}: got shape {tuple(table.shape)}; for {name} of shape {tuple(x.shape)} read as {layout} "
+                f"and rotary_dim {rotary_dim} it must be {row} or {(batch, *row)}, or ({batch}, Ht, {tokens}, "
                 f"{rotary_dim // 2}) where Ht divides {heads}"
             )
         if table.dtype not in (torch.float32, torch.float64):
@@ -172,6 +170,19 @@ def _check(
         raise ValueError(f"sin: got shape {tuple(sin.shape)}; it must be that of cos, {tuple(cos.shape)}")
     if inplace and x.requires_grad and x.is_leaf and torch.is_grad_enabled():
         raise RuntimeError(f"{name}: a leaf that requires a gradient cannot be turned in place; use inplace=False")
+
+
+def _fits(table: Tensor, batch: int, heads: int, tokens: int, pairs: int) -> bool:
+    """Whether it is (S, R/2), (1 or B, S, R/2) or (1 or B, Ht, S, R/2).
+
+    The rank decides what is compared with what: an exported graph keeps each comparison as a condition.
+    """
+    rank = table.dim()
+    if rank not in (2, 3, 4) or table.shape[-1] != pairs or table.shape[-2] != tokens:
+        return False
+    if rank == 4 and (table.shape[1] == 0 or heads % table.shape[1] != 0):
+        return False
+    return rank == 2 or table.shape[0] == 1 or table.shape[0] == batch
 
 
 class _Rotation(torch.autograd.Function):

@@ -1,5 +1,6 @@
 """What a model says about positions: frozen data and plain maths. Imports neither torch nor transformers."""
 
+from theodolite.plan.axial import Axial
 from theodolite.plan.bias import Bias, Embedding
 from theodolite.plan.errors import PlanError
 from theodolite.plan.model import LayerPlan, Mask, ModelPlan, Temperature
@@ -8,6 +9,7 @@ from theodolite.plan.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, S
 
 __all__ = [
     "NTK",
+    "Axial",
     "Bias",
     "DynamicNTK",
     "Embedding",

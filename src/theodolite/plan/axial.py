@@ -24,6 +24,8 @@ from theodolite.plan.errors import PlanError, require_bool, require_given, requi
 from theodolite.plan.rotary import WIDEST_HEAD, Rotary
 from theodolite.plan.scaling import Float64, Scaling
 
+_LARGEST_MULTIPLIER = 1e6
+"""So that angles in float64 are still exact to 6e-8 where positions are fractions of an image."""
 _WIDEST_RATIO = 1e100
 """Of two periods, so that no power of it leaves the range of a float."""
 
@@ -62,6 +64,8 @@ class Axial:
         require_given(head_dim=self.head_dim, rope_theta=self.rope_theta, multiplier=self.multiplier)
         require_whole(head_dim=self.head_dim, most=WIDEST_HEAD)
         require_positive(rope_theta=self.rope_theta, multiplier=self.multiplier)
+        if self.multiplier > _LARGEST_MULTIPLIER:
+            raise PlanError("multiplier", self.multiplier, f"it must be at most {_LARGEST_MULTIPLIER:g}")
         for name in ("shared_spectrum", "alternating", "interleaved", "halves_per_axis"):
             require_bool(**{name: getattr(self, name)})
         self._settle_axes()
@@ -76,8 +80,6 @@ class Axial:
         if len(factors) > 1:
             allowed = "it must be the same for all axes, for it scales the scores as a whole: say it in each scaling"
             raise PlanError("attention_factor", factors, allowed)
-        if not np.isfinite(self.inv_freq()).all():
-            raise PlanError("multiplier", self.multiplier, "times the frequencies it is past all numbers")
 
     def _settle_axes(self) -> None:
         if not isinstance(self.axes_dim, (list, tuple)):
@@ -131,8 +133,7 @@ class Axial:
         if self.shared_spectrum:
             spectra = [spectrum[axis :: len(axes)] for axis, spectrum in enumerate(spectra)]
         ordered = np.stack(spectra, axis=1).ravel() if self.alternating else np.concatenate(spectra)
-        with np.errstate(over="ignore"):
-            return np.asarray(ordered * self.multiplier)
+        return np.asarray(ordered * self.multiplier)
 
     def axis_of_pairs(self) -> tuple[int, ...]:
         """Which axis of the positions each pair follows, rotary_dim/2 of them."""
@@ -151,7 +152,8 @@ class Axial:
         A pair whose period is many times the extent of the positions hardly turns: most of DINOv3's, whose periods are
         1 to nearly 100 for positions from -1 to 1, make less than one turn.
         """
-        return np.asarray(2 * np.pi / self.inv_freq())
+        with np.errstate(divide="ignore"):
+            return np.asarray(2 * np.pi / self.inv_freq())
 
     @classmethod
     def qwen_vl(cls, head_dim: int, *, rope_theta: float = 10000.0) -> Axial:

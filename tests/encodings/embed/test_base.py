@@ -56,6 +56,12 @@ class TestSum:
         # from it is one rounding from the true sum, save at ties of 24 bits that these numbers do not have.
         assert torch.equal(out, by_hand(x, positions))
 
+    @pytest.mark.parametrize("positions", POSITIONS.values(), ids=POSITIONS)
+    def test_a_table_made_before(self, positions):
+        x, mask = embeddings(dtype=torch.bfloat16), torch.arange(7) % 2
+        ramp = Ramp(3, channels=slice(3, None))
+        assert torch.equal(ramp.add_table(x, ramp.table(positions), mask=mask), ramp(x, positions, mask=mask))
+
     def test_float64_embeddings_lose_nothing(self):
         x = embeddings(dtype=torch.float64)
         table = torch.arange(7)[:, None] + torch.arange(6, dtype=torch.float64) / 8
@@ -138,13 +144,15 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("call", "message"),
         [
-            (lambda: Ramp(6)(embeddings(), torch.arange(8)), r"positions: got shape \(8,\) for x of shape \(3, 7, 6\)"),
+            (lambda: Ramp(6)(embeddings(), torch.arange(8)), r"positions: got \(8,\) for x of shape \(3, 7, 6\)"),
             (lambda: Ramp(6)(embeddings(), torch.zeros(2, 7).long()), r"it must be \(7,\) or \(3, 7\)"),
             (lambda: Ramp(6)(embeddings(), torch.arange(7).half()), "positions: got torch.float16.* cannot count past"),
             (lambda: Ramp(6)(embeddings(), torch.arange(7).reshape(1, 1, 7)), r"positions: got shape \(1, 1, 7\)"),
             (lambda: Ramp(6).table(torch.tensor(3)), r"positions: got shape \(\); it must be \(S,\) or \(B, S\)"),
             (lambda: Ramp(6).table([0, 1]), "positions: got a list"),
             (lambda: Ramp(8)(embeddings(), torch.arange(7)), "x: got 6 channels; this encoding has dim 8"),
+            (lambda: Ramp(1)(embeddings(), torch.arange(7)), "x: got 6 channels; this encoding has dim 1"),
+            (lambda: Ramp(6)(embeddings().long(), torch.arange(7)), r"x: got torch.int64 of shape \(3, 7, 6\)"),
             (
                 lambda: Ramp(4, channels=slice(3, None))(embeddings(), torch.arange(7)),
                 "x: got 6 channels, 3 of them in channels 3:; this encoding has dim 4",
@@ -161,8 +169,12 @@ class TestRefusals:
             ),
             (
                 lambda: Ramp(6)(embeddings(), torch.arange(7), mask=torch.ones(6).bool()),
-                r"mask: got shape \(6,\) for x",
+                r"mask: got \(6,\) for x",
             ),
+            (lambda: Ramp(6).add_table(embeddings(), torch.zeros(7, 5)), r"table: got shape \(7, 5\); .* \(S, 6\)"),
+            (lambda: Ramp(6).add_table(embeddings(), torch.zeros(8, 6)), r"table: got \(8,\) for x of shape"),
+            (lambda: Ramp(6).add_table(embeddings(), torch.zeros(2, 7, 6)), r"table: got \(2, 7\) for x of shape"),
+            (lambda: Ramp(6).add_table(embeddings(), torch.zeros(6)), r"table: got shape \(6,\)"),
             (lambda: Ramp(0), "dim: got 0; it must be at least 1"),
             (lambda: Ramp(6.0), "dim: got a float"),
             (lambda: Ramp(6, channels=6), "channels: got 6; give a slice"),

@@ -197,11 +197,12 @@ class TestResized:
     def test_frozen_stays_frozen(self):
         assert not LearnedEmbedding(9, 4).requires_grad_(False).resize(12).weight.requires_grad
 
-    def test_a_grid(self):
-        table = LearnedEmbedding(10, 4)
+    @pytest.mark.parametrize("offset", [0, 2])
+    def test_a_grid(self, offset):
+        table = LearnedEmbedding(10, 4, offset=offset)
         larger = table.resize_grid(old=(3, 3), new=(4, 5), prefix=1)
-        assert larger.num_positions == 21
-        assert torch.equal(larger.weight[0], table.weight[0])
+        assert (larger.num_positions, larger.offset) == (21, offset)
+        assert torch.equal(larger.weight[: offset + 1], table.weight[: offset + 1])
 
     def test_then_saved_and_loaded(self):
         longer = LearnedEmbedding(9, 4, padding_idx=1).resize(20)

@@ -115,13 +115,23 @@ class TestOneDimension:
         assert torch.equal(resize_table(table(1), 4, method=method), table(1).expand(4, -1))
         assert torch.equal(resize_table(table(4), 6, method="corners", keep=3)[3:], table(4)[3:].expand(3, -1))
 
+    @pytest.mark.parametrize("factor", [2, 3, 49, 103])
+    def test_a_whole_factor_leaves_every_old_row_in_place(self, factor):
+        old = table()
+        assert torch.equal(resize_table(old, 1 + 10 * factor, keep=1)[1::factor], old[1:])
+
     def test_cut(self):
-        assert torch.equal(resize_table(table(), 6, keep=6), table()[:6])
+        old = table()
+        cut = resize_table(old, 6, keep=6)
+        assert torch.equal(cut, old[:6])
+        assert cut.data_ptr() != old.data_ptr()
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-    def test_is_rounded_once(self, dtype):
+    @pytest.mark.parametrize("method", ["stretch", "hierarchical"])
+    def test_is_rounded_once(self, method, dtype):
         old = table(dtype=dtype)
-        assert torch.equal(resize_table(old, 40), resize_table(old.double(), 40).to(dtype))
+        new = resize_table(old, 40, method=method)
+        assert torch.equal(new, resize_table(old.double(), 40, method=method).to(dtype))
 
 
 def cubic(t, a):

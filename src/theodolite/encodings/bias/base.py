@@ -20,8 +20,8 @@ class Content(NamedTuple):
     """What a bias may read besides positions; the names of those that it needs are in its `reads`.
 
     Shapes: q (B, H, Sq, D) and k (B, Hkv, Sk, D), before rotation; x (B, Sq, E), the layer's input at the queries;
-    q_state (B, H, Sq, ...) and k_state (B, H, Sk, ...), what the bias itself made of the layer's input at queries and at
-    keys with `state`.
+    q_state (B, H, Sq, ...) and k_state (B, H, Sk, ...), what the bias itself made of the layer's input with `state`, at
+    queries and at keys; visible, booleans of (Sq, Sk), (B, Sq, Sk) or (B, H, Sq, Sk), which keys a query sees.
     """
 
     q: Tensor | None = None
@@ -29,6 +29,7 @@ class Content(NamedTuple):
     x: Tensor | None = None
     q_state: Tensor | None = None
     k_state: Tensor | None = None
+    visible: Tensor | None = None
 
 
 class Bias(nn.Module):
@@ -64,6 +65,7 @@ class Bias(nn.Module):
         x: Tensor | None = None,
         q_state: Tensor | None = None,
         k_state: Tensor | None = None,
+        visible: Tensor | None = None,
         heads: slice | None = None,
     ) -> Tensor:
         """The bias as a tensor.
@@ -72,13 +74,15 @@ class Bias(nn.Module):
             q_positions: (Sq,) or (B, Sq), where the queries stand (tokens).
             k_positions: (Sk,) or (B, Sk), where the keys stand (tokens).
             q, k, x, q_state, k_state: what `reads` names, in the shapes of `Content`.
+            visible: which keys each query sees besides those before it, for a bias that counts them (CoPE); it is no
+                mask, and others do not read it.
             heads: the heads of this rank, `slice(4, 8)`; all by default. q and k then carry these heads only.
 
         Returns:
             (1, H, Sq, Sk), or (B, H, Sq, Sk) where positions or content differ by row; float32, or float64 where the
             parameters are.
         """
-        content = self._check(q_positions, k_positions, Content(q, k, x, q_state, k_state))
+        content = self._check(q_positions, k_positions, Content(q, k, x, q_state, k_state, visible))
         return self._dense(_rows(q_positions), _rows(k_positions), content, self._heads(heads))
 
     def score_mod(
@@ -91,10 +95,11 @@ class Bias(nn.Module):
         x: Tensor | None = None,
         q_state: Tensor | None = None,
         k_state: Tensor | None = None,
+        visible: Tensor | None = None,
         heads: slice | None = None,
     ) -> ScoreMod | None:
         """The same as a function for FlexAttention, which holds no tensor of all pairs; None where there is none."""
-        content = self._check(q_positions, k_positions, Content(q, k, x, q_state, k_state))
+        content = self._check(q_positions, k_positions, Content(q, k, x, q_state, k_state, visible))
         return self._score_mod(_rows(q_positions), _rows(k_positions), content, self._heads(heads))
 
     def slopes(self, heads: slice | None = None) -> Tensor | None:
@@ -104,8 +109,8 @@ class Bias(nn.Module):
     def state(self, x: Tensor, previous: Tensor | None = None, *, heads: slice | None = None) -> Tensor | None:
         """(B, H, S, ...): what the bias makes of the layer's input x (B, S, E), to be kept with the keys; else None.
 
-        New tokens are joined on the dimension of S. `previous` (B, H, ...) is the state of the token before the first of
-        x, where there is one.
+        New tokens are joined on the dimension of S. `previous` (B, H, ...) is the state of the token before the first
+        of x, where there is one.
         """
         return None
 

@@ -50,7 +50,10 @@ class BiasSum(Bias):
         first, *others = self._each()
         total = first._dense(q_positions, k_positions, content, heads)
         for bias in others:
-            total = total + bias._dense(q_positions, k_positions, content, heads)
+            term = bias._dense(q_positions, k_positions, content, heads)
+            # Two tensors of this size are enough, where one can hold the sum.
+            fits = total.dtype == term.dtype and total.shape == torch.broadcast_shapes(total.shape, term.shape)
+            total = total.add_(term) if fits else total + term
         return total
 
     def _score_mod(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> ScoreMod | None:
@@ -135,14 +138,13 @@ class BiasByHead(Bias):
             for here, bias, own, there in self._parts_of(content, heads)
         ]
         made = [part for _, part in parts if part is not None]
-        rows = max((part.shape[0] for part in made), default=max(q_positions.shape[0], k_positions.shape[0]))
+        rows = max([q_positions.shape[0], k_positions.shape[0], *(part.shape[0] for part in made)])
         like = made[0] if made else torch.zeros((), device=q_positions.device)
-        shape = rows, q_positions.shape[1], k_positions.shape[1]
+        zero = like.new_zeros(1, 1, 1, 1)
+        pairs = q_positions.shape[1], k_positions.shape[1]
         return torch.cat(
             [
-                like.new_zeros(1, 1, 1, 1).expand(rows, here.stop - here.start, *shape[1:])
-                if part is None
-                else part.expand(rows, -1, -1, -1)
+                zero.expand(rows, here.stop - here.start, *pairs) if part is None else part.expand(rows, -1, -1, -1)
                 for here, part in parts
             ],
             dim=1,
@@ -175,7 +177,7 @@ def _all_reads(biases: Sequence[Bias]) -> tuple[str, ...]:
 
 def _of_heads(content: Content, here: slice, heads: int) -> Content:
     """What the heads `here`, of `heads` query heads, may read; grouped queries share their key heads."""
-    q, k, x, q_state, k_state = content
+    q, k, x, q_state, k_state, visible = content
     if k is not None:
         group = heads // k.shape[1]
         if here.start % group or here.stop % group:
@@ -184,4 +186,6 @@ def _of_heads(content: Content, here: slice, heads: int) -> Content:
             )
         k = k[:, here.start // group : here.stop // group]
     q, q_state, k_state = (part if part is None else part[:, here] for part in (q, q_state, k_state))
-    return Content(q, k, x, q_state, k_state)
+    if visible is not None and visible.dim() == 4 and visible.shape[1] > 1:
+        visible = visible[:, here]
+    return Content(q, k, x, q_state, k_state, visible)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -14,15 +14,18 @@ from torch.autograd.function import once_differentiable
 from theodolite.encodings.bias.base import Bias, Content
 from theodolite.positions.checks import require_count
 
-# Elements of one scratch tensor: 1 MiB of float32, and of a large result a sixteenth.
+# Elements of scratch for a block: 1 MiB of float32, and for a large result a thirty-second part of its rows.
 _BLOCK = 2**18
-_PARTS = 16
+_PARTS = 32
 
 RowFunction = Callable[..., Tensor]
 
 
 class Vectors(NamedTuple):
-    """q (B, H, Sq, D) and k (B, Hkv, Sk, D) in the precision of the work, with positions (1 or B, S) beside them."""
+    """q (B, H, Sq, D) and k (B, Hkv, Sk, D) in the precision of the work, with positions (1 or B, S) beside them.
+
+    Positions are int64, where smaller integers could wrap in a difference, or as given where they are fractions.
+    """
 
     q: Tensor
     k: Tensor
@@ -48,29 +51,32 @@ class ContentBias(Bias):
         """What multiplies q.k, and what this bias has in it already: `score_scale`, by default 1/sqrt(D)."""
         return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, head_dim={self.head_dim}"
+
     def _vectors(
         self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice, *learned: Tensor
     ) -> Vectors:
-        """q and k, those that the bias reads, checked and in float32, or in float64 where one of them all is."""
-        count, positions = heads.stop - heads.start, {"q": q_positions, "k": k_positions}
-        read = {name: getattr(content, name) for name in self.reads}
-        batch = next(iter(read.values())).shape[0]
-        for name, x in read.items():
-            shape, tokens = f"({batch}, {count}, {positions[name].shape[-1]}, {self.head_dim})", positions[name].shape
-            if x.dim() != 4 or x.shape[0] != batch or x.shape[2] != tokens[-1] or x.shape[3] != self.head_dim:
-                raise ValueError(f"{name}: got shape {tuple(x.shape)}; the positions and head_dim ask for {shape}")
-            if x.shape[1] != count and (name == "q" or count % x.shape[1]):
-                raise ValueError(f"{name}: got {x.shape[1]} heads; there are {count} query heads (see `heads`)")
-            for side in positions:
-                if positions[side].shape[0] not in (1, batch):
-                    raise ValueError(
-                        f"{side}_positions: got {positions[side].shape[0]} rows for {batch} of {name}; "
-                        "give one for all or one each"
-                    )
-        dtype = working_dtype(*read.values(), *learned)
-        any_x = next(iter(read.values()))
-        q, k = (read[name].to(dtype) if name in read else any_x for name in ("q", "k"))
-        return Vectors(q, k, q_positions.to(any_x.device), k_positions.to(any_x.device))
+        """q and k, checked, in float32 or in float64 where one of all is; without keys to read, k is q."""
+        q = cast(Tensor, content.q)
+        k = cast(Tensor, content.k) if "k" in self.reads else q
+        for name, x, at in (("q", q, q_positions), ("k", k, q_positions if k is q else k_positions)):
+            self._check_vectors(name, x, at, q.shape[0], heads.stop - heads.start)
+        for name, at in (("q_positions", q_positions), ("k_positions", k_positions)):
+            if at.shape[0] != 1 and at.shape[0] != q.shape[0]:
+                raise ValueError(f"{name}: got {at.shape[0]} rows; q has {q.shape[0]}, give one for all or one each")
+        dtype = working_dtype(q, k, *learned)
+        q_at, k_at = ((at if at.is_floating_point() else at.long()).to(q.device) for at in (q_positions, k_positions))
+        return Vectors(q.to(dtype), k.to(dtype), q_at, k_at)
+
+    def _check_vectors(self, name: str, x: Tensor, positions: Tensor, batch: int, heads: int) -> None:
+        # Sizes may be symbols while a graph is traced: they are put into words only where they are wrong.
+        tokens = positions.shape[-1]
+        if x.dim() != 4 or x.shape[0] != batch or x.shape[2] != tokens or x.shape[3] != self.head_dim:
+            fits = f"({batch}, {heads}, {tokens}, {self.head_dim})"
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}; the positions and head_dim ask for {fits}")
+        if x.shape[1] != heads and (name == "q" or heads % x.shape[1]):
+            raise ValueError(f"{name}: got {x.shape[1]} heads; there are {heads} query heads (see `heads`)")
 
 
 def working_dtype(*tensors: Tensor) -> torch.dtype:
@@ -91,7 +97,7 @@ def dots(x: Tensor, table: Tensor) -> Tensor:
     """
     batch, x_heads, tokens, width = x.shape
     if table.shape[0] == 1:
-        return (x.reshape(-1, width) @ table[0].mT).view(batch, x_heads, tokens, -1)
+        return (x.reshape(-1, width) @ table[0].mT).view(batch, x_heads, tokens, table.shape[1])
     # Heads and groups are named apart, so that the product of a batch copies no table.
     groups = table.unflatten(0, (x_heads, -1))
     return torch.einsum("bgsd,grnd->bgrsn", x, groups).flatten(1, 2)
@@ -157,13 +163,14 @@ def in_row_blocks(
         function: keeps no state and closes over plain numbers only.
         rows: tensors whose dimension 2 is S.
         whole: tensors that every row reads.
-        row_size: elements that the largest scratch tensor has for one row.
+        row_size: elements of scratch that one row takes.
         add_to: (B, H, X, S), to which the result is added, transposed and in place; this is then what is returned.
     """
     if torch.compiler.is_compiling():
         part = _call(function, rows, whole)
         return part if add_to is None else add_to + part.mT
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*rows, *whole)):
+    tensors = (*rows, *whole) if add_to is None else (*rows, *whole, add_to)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         result: Tensor = _apply(function, len(rows), row_size, add_to, *rows, *whole)
         return result
     return _forward(function, rows, whole, row_size, add_to)
@@ -184,15 +191,13 @@ def _forward(
         if add_to is not None:
             add_to[..., start:stop] += part.mT
             continue
-        if part.shape[2] == rows[0].shape[2]:
-            return part
         if out is None:
             out = part.new_empty((*part.shape[:2], rows[0].shape[2], part.shape[3]))
         out[:, :, start:stop] = part
     if add_to is not None:
         return add_to
     # No row at all: the shape and dtype are those of an empty block.
-    return _call(function, rows, whole) if out is None else out
+    return _call(function, rows, whole).clone() if out is None else out
 
 
 def _blocks(rows: Sequence[Tensor], row_size: int) -> list[tuple[int, list[Tensor]]]:
@@ -222,12 +227,12 @@ class _InRowBlocks(torch.autograd.Function):
         rows, whole = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         total = [torch.zeros_like(x) if wanted else None for x, wanted in zip(ctx.saved_tensors, needed, strict=True)]
         wanted = [number for number, one in enumerate(total) if one is not None]
-        for start, block in _blocks(rows, ctx.row_size):
-            with torch.enable_grad():
+        for start, block in _blocks(rows, ctx.row_size) if wanted else []:
+            stop = start + block[0].shape[2]
+            with torch.enable_grad(), full_precision(grad.device):
                 leaves = [x.detach().requires_grad_(needed[i]) for i, x in enumerate((*block, *whole))]
-                part = _call(ctx.function, leaves[:count], leaves[count:])
-            stop = start + part.shape[2]
-            found = torch.autograd.grad(part, [leaves[i] for i in wanted], grad[:, :, start:stop], allow_unused=True)
+                part, at = ctx.function(*leaves), [leaves[i] for i in wanted]
+                found = torch.autograd.grad(part, at, grad[:, :, start:stop], allow_unused=True)
             for i, one in zip(wanted, found, strict=True):
                 sum_so_far = total[i]
                 if one is not None and sum_so_far is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -20,9 +21,10 @@ class CoPE(ContentBias):
     distance plus 1 and this is a learned relative position. Attention
     must scale q.k by `1/sqrt(D)` too.
 
-    Keys are counted in the order of their positions, wherever they lie in memory, so a row needs every key that it
-    sees: prefill in chunks and decoding are right as long as all earlier keys are given, and a window gives the
-    positions of a model with that window.
+    A key after the query is not counted, nor one that `visible` hides: whatever attention does not see (padding, other
+    documents, all outside a window) must be hidden there too. Keys are counted in the order of their positions,
+    wherever they lie in memory, so a row needs every key that it sees: prefill in chunks and decoding are right as long
+    as all earlier keys are given, and a window gives the positions of a model with that window.
 
     Forms: `dense` only; `score_mod` and `slopes` are None, for a pair depends on the keys between.
 
@@ -50,51 +52,20 @@ class CoPE(ContentBias):
         """Zeros, as the authors."""
         nn.init.zeros_(self.pos_emb)
 
-    def dense(
-        self,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        *,
-        q: Tensor | None = None,
-        k: Tensor | None = None,
-        x: Tensor | None = None,
-        q_state: Tensor | None = None,
-        k_state: Tensor | None = None,
-        heads: slice | None = None,
-        visible: Tensor | None = None,
-    ) -> Tensor:
-        """The bias as a tensor, (B, H, Sq, Sk); float32, or float64 where parameters or content are.
-
-        Args:
-            q_positions: (Sq,) or (B, Sq), where the queries stand (tokens).
-            k_positions: (Sk,) or (B, Sk), where the keys stand (tokens); a key after the query is not counted.
-            q: (B, H, Sq, D), before rotation and before scaling.
-            k: (B, Hkv, Sk, D), likewise.
-            x, q_state, k_state: not read.
-            heads: the heads of this rank; q and k then carry these heads only.
-            visible: bool, (Sq, Sk) or broadcast to (B, H, Sq, Sk): false for keys that are not counted although
-                they come earlier: padding, other documents, those outside a window. What attention does not see
-                must be false here too.
-        """
-        content = self._check(q_positions, k_positions, Content(q, k, x, q_state, k_state))
-        at = torch.atleast_2d(q_positions), torch.atleast_2d(k_positions)
-        return self._contextual(*at, content, self._heads(heads), visible)
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, max_positions={self.max_positions}"
 
     def _dense(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> Tensor:
-        return self._contextual(q_positions, k_positions, content, heads, None)
-
-    def _contextual(
-        self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice, visible: Tensor | None
-    ) -> Tensor:
         q, k, q_at, k_at = self._vectors(q_positions, k_positions, content, heads, self.pos_emb)
         # From the nearest key to the farthest: a plain running sum counts, and stays small where it matters.
         # Of keys at one position the later in memory is the nearer.
         order = k_at.shape[-1] - 1 - k_at.flip(-1).argsort(dim=-1, descending=True, stable=True)
         rows = [q, q_at[:, None, :, None]]
-        if visible is not None:
-            rows.append(self._mask(visible, (*q.shape[:3], k.shape[2])))
+        if content.visible is not None:
+            rows.append(_mask(content.visible, (*q.shape[:3], k.shape[2])))
         whole = [k, k_at[:, None, None], order[:, None, None], order.argsort(dim=-1)[:, None, None]]
-        row_size = q.shape[0] * q.shape[1] * max(k.shape[2], self.max_positions)
+        # Gates, their sums, two rows of the table each: several of this size live at once.
+        row_size = 4 * q.shape[0] * q.shape[1] * max(k.shape[2], self.max_positions)
         return in_row_blocks(self._rows, rows, [*whole, self.pos_emb[0].to(q.dtype)], row_size=row_size)
 
     def _rows(self, q: Tensor, q_at: Tensor, *rest: Tensor) -> Tensor:
@@ -104,23 +75,33 @@ class CoPE(ContentBias):
             counted = counted & mask[0]
         batch, heads, tokens, width = q.shape
         # Heads in groups are rows of one product with the key that they share.
-        logits = (q.reshape(batch, k.shape[1], -1, width) @ k.mT).view(batch, heads, tokens, -1) * self.scale
+        by_group = q.reshape(batch, k.shape[1], heads // k.shape[1] * tokens, width)
+        logits = (by_group @ k.mT).view(batch, heads, tokens, k.shape[2]) * self.scale
         gates = logits.sigmoid().where(counted, logits.new_zeros(()))
-        sums = torch.take_along_dim(gates, order, dim=-1).cumsum(dim=-1).clamp(max=self.max_positions - 1)
-        position = torch.take_along_dim(sums, back, dim=-1)
-        whole = (q.reshape(-1, width) @ pos_emb).view(batch, heads, tokens, -1)
+        sums = gates.gather(-1, order.expand(gates.shape)).cumsum(dim=-1).clamp(max=self.max_positions - 1)
+        position = sums.gather(-1, back.expand(gates.shape))
+        whole = (q.reshape(-1, width) @ pos_emb).view(batch, heads, tokens, self.max_positions)
         if self.scale_positions:
             whole = whole * self.scale
         below = position.floor()
         low, high = (whole.gather(-1, at.long()) for at in (below, position.ceil()))
         return torch.lerp(low, high, position - below)
 
-    def _mask(self, visible: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """(1 or B, 1 or H, Sq, Sk)."""
-        if visible.dtype != torch.bool:
-            raise ValueError(f"visible: got {visible.dtype}; give booleans, true where the query sees the key")
-        mask = visible[(None,) * (4 - visible.dim())]
-        fits = all(size in (1, whole) for size, whole in zip(mask.shape, shape, strict=True))
-        if visible.dim() not in (2, 4) or not fits:
-            raise ValueError(f"visible: got shape {tuple(visible.shape)}; it must be (Sq, Sk) or broadcast to {shape}")
-        return mask.expand(-1, -1, *shape[2:])
+
+def _mask(visible: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """(1 or B, 1 or H, Sq, Sk)."""
+    if visible.dtype != torch.bool:
+        raise ValueError(f"visible: got {visible.dtype}; give booleans, true where the query sees the key")
+    # Of three dimensions the first is the batch.
+    mask = visible.unsqueeze(1) if visible.dim() == 3 else visible
+    mask = mask[(None,) * (4 - mask.dim())]
+    if visible.dim() < 2 or mask.dim() != 4 or not _fits(mask.shape, shape):
+        raise ValueError(
+            f"visible: got shape {tuple(visible.shape)}; it must be (Sq, Sk), (B, Sq, Sk) or (B, H, Sq, Sk), "
+            f"of {tuple(shape)} or 1 each"
+        )
+    return mask.expand(-1, -1, *shape[2:])
+
+
+def _fits(sizes: Sequence[int], shape: Sequence[int]) -> bool:
+    return all(size == 1 or size == whole for size, whole in zip(sizes, shape, strict=True))

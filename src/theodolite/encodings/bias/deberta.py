@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import ClassVar, cast
 
@@ -11,14 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.encodings.bias.base import Content, ScoreMod
-from theodolite.encodings.bias.content import (
-    ContentBias,
-    Vectors,
-    dots,
-    dots_at,
-    full_precision,
-)
+from theodolite.encodings.bias.content import ContentBias, Vectors, dots, dots_at, full_precision
+from theodolite.encodings.bias.deberta_buckets import log_bucket, require_buckets, rows_of_distances
 from theodolite.positions.checks import require_count, require_integers
+
+__all__ = ["DisentangledBias", "RelativeEmbeddings", "log_bucket"]
 
 _TERMS = ("c2p", "p2c")
 
@@ -108,7 +104,7 @@ class DisentangledBias(ContentBias):
         require_count("hidden_size", hidden_size, least=1)
         require_count("max_relative_positions", max_relative_positions, least=1)
         if position_buckets is not None:
-            _thresholds(position_buckets, max_relative_positions)
+            require_buckets(position_buckets, max_relative_positions)
         self.max_relative_positions, self.position_buckets = max_relative_positions, position_buckets
         self.span = max_relative_positions if position_buckets is None else position_buckets
         self.pos_att_type = tuple(pos_att_type)
@@ -140,6 +136,10 @@ class DisentangledBias(ContentBias):
             elif own and isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.bias)
+
+    def extra_repr(self) -> str:
+        buckets = "" if self.position_buckets is None else f", position_buckets={self.position_buckets}"
+        return f"{super().extra_repr()}, max_relative_positions={self.max_relative_positions}{buckets}"
 
     def _dense(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> Tensor:
         at = self._checked(q_positions, k_positions, content, heads)
@@ -173,8 +173,7 @@ class DisentangledBias(ContentBias):
     def _checked(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> Vectors:
         require_integers("q_positions", q_positions)
         require_integers("k_positions", k_positions)
-        at = self._vectors(q_positions, k_positions, content, heads, *self.parameters())
-        return at._replace(q_positions=at.q_positions.long(), k_positions=at.k_positions.long())
+        return self._vectors(q_positions, k_positions, content, heads, *self.parameters())
 
     def _row(self, q_position: Tensor, k_position: Tensor, lookup: Tensor) -> Tensor:
         """The row of the table; `lookup` has those from the farthest before to the farthest after."""
@@ -186,8 +185,7 @@ class DisentangledBias(ContentBias):
 
     def _lookup(self, like: Tensor) -> Tensor:
         """(2 farthest + 1,), int64: rows by distance; beyond the farthest all are the last."""
-        make = _rows_of_distances if torch.compiler.is_compiling() else _make_rows
-        return make(self.max_relative_positions, self.position_buckets or 0).to(like.device)
+        return rows_of_distances(self.max_relative_positions, self.position_buckets).to(like.device)
 
     def _tables(self, at: Vectors, heads: slice) -> tuple[Tensor | None, Tensor | None]:
         """Kr and Qr of these heads, (H, 2 span, D), times the scale."""
@@ -204,79 +202,6 @@ class DisentangledBias(ContentBias):
     def _of_heads(self, projected: Tensor, heads: slice) -> Tensor:
         each: Tensor = projected.unflatten(1, (self.num_heads, self.head_dim)).transpose(0, 1)[heads]
         return each * self.scale
-
-
-def log_bucket(relative: Tensor, *, position_buckets: int, max_relative_positions: int) -> Tensor:
-    """DeBERTa-v2's bucket of a distance: itself up to half of the buckets, logarithmic beyond.
-
-    The borders are exact integers, so no precision moves a bucket: transformers' `make_log_bucket_position` gives
-    the same wherever its float32 logarithm falls on the right side. It goes on counting past the table and clamps
-    afterwards; here buckets end at `position_buckets`, which is the same row.
-
-    Args:
-        relative: integers of any shape, the query's position minus the key's (tokens).
-        position_buckets: buckets in each direction, at least 4.
-        max_relative_positions: the distance (tokens) by which the last bucket is reached.
-
-    Returns:
-        int64 of the shape of `relative`, from `-position_buckets` to `position_buckets`.
-    """
-    require_integers("relative", relative)
-    last = torch.tensor(_thresholds(position_buckets, max_relative_positions), device=relative.device)
-    distance, half = relative.long().abs(), position_buckets // 2
-    bucket = torch.where(distance <= half, distance, half + torch.bucketize(distance, last))
-    return bucket * relative.sign().long()
-
-
-@functools.lru_cache(maxsize=64)
-def _thresholds(position_buckets: int, max_relative_positions: int) -> tuple[int, ...]:
-    """The largest distance of bucket half, half + 1, ..., up to the last bucket but one.
-
-    Bucket half + t holds those with ln(r/half) / ln((max-1)/half) * (half-1) <= t, that is
-    r^(half-1) * half^t <= (max-1)^t * half^(half-1): decided in whole numbers.
-    """
-    require_count("position_buckets", position_buckets, least=4)
-    half, top = position_buckets // 2, max_relative_positions - 1
-    if top <= half:
-        raise ValueError(
-            f"max_relative_positions: got {max_relative_positions}; with {position_buckets} position_buckets it must "
-            f"be above {half + 1}"
-        )
-
-    def within(distance: int, step: int) -> bool:
-        return bool(distance ** (half - 1) * half**step <= top**step * half ** (half - 1))
-
-    found = []
-    for step in range(position_buckets - half):
-        distance = round(half * (top / half) ** (step / (half - 1)))
-        while not within(distance, step):
-            distance -= 1
-        while within(distance + 1, step):
-            distance += 1
-        found.append(distance)
-    return tuple(found)
-
-
-def _make_rows(max_relative_positions: int, position_buckets: int) -> Tensor:
-    """Rows of the table for the distances from -farthest to farthest; 0 buckets for none."""
-    if not position_buckets:
-        span = max_relative_positions
-        return torch.arange(2 * span + 1, device="cpu").clamp(max=2 * span - 1)
-    farthest = _thresholds(position_buckets, max_relative_positions)[-1] + 1
-    distances = torch.arange(-farthest, farthest + 1, device="cpu")
-    buckets = log_bucket(distances, position_buckets=position_buckets, max_relative_positions=max_relative_positions)
-    return (buckets + position_buckets).clamp(0, 2 * position_buckets - 1)
-
-
-@torch.library.custom_op("theodolite::deberta_rows", mutates_args=())
-def _rows_of_distances(max_relative_positions: int, position_buckets: int) -> Tensor:
-    """`_make_rows` as one node of a compiled graph: a constant."""
-    return _make_rows(max_relative_positions, position_buckets)
-
-
-@_rows_of_distances.register_fake
-def _(max_relative_positions: int, position_buckets: int) -> Tensor:
-    return _make_rows(max_relative_positions, position_buckets)
 
 
 def _projected(module: nn.Module, vectors: Tensor, dtype: torch.dtype) -> Tensor:

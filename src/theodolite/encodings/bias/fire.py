@@ -63,16 +63,15 @@ class Fire(PairwiseBias):
 
     def _value(self, q_position: Tensor, k_position: Tensor, head: Tensor, *parameters: Tensor) -> Tensor:
         weight_in, bias_in, weight_out, bias_out, c, multiplier = parameters
-        # What all heads share is indexed too, at every query: FlexAttention has gradients for indexed tensors alone.
-        first = torch.zeros_like(q_position, dtype=torch.int64)
         distance = signed_distance(q_position, k_position).abs().to(c.dtype)
-        furthest = torch.maximum(q_position.to(c.dtype), (multiplier[first] * self.init_L).abs())
-        relative = torch.log1p((c[first] * distance).abs()) / (torch.log1p((c[first] * furthest).abs()) + _EPSILON)
+        # Indexed although there is one: FlexAttention has gradients for indexed tensors alone.
+        furthest = torch.maximum(q_position.to(c.dtype), (multiplier[0] * self.init_L).abs())
+        relative = torch.log1p((c[0] * distance).abs()) / (torch.log1p((c[0] * furthest).abs()) + _EPSILON)
         total = bias_out[head]
         # One hidden unit at a time: no tensor of hidden units x pairs, and no matrix product for autocast to round.
         for unit in range(weight_in.shape[0]):
-            active = torch.relu(weight_in[first + unit] * relative + bias_in[first + unit])
-            total = total + weight_out[head, 0 * head + unit] * active
+            active = torch.relu(weight_in[unit] * relative + bias_in[unit])
+            total = total + weight_out[head, unit] * active
         return total
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

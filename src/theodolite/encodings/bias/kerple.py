@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -22,10 +19,13 @@ class Kerple(PairwiseBias):
     "log" is `-r1 ln(1 + r2 r)`, "power" is `-r1 r^r2`. The kernels are those of the distance, the same in both
     directions. Fractions have a meaning.
 
-    The formula needs r1 > 0, and r2 > 0 or 0 < r2 <= 2. As in the authors' code, numbers are held to at least 0.01 (and
-    a power to at most 2) and are the parameters themselves, not a function of them. The authors overwrite a parameter
-    that has left its range; here it is read at the bound, and its gradient leads back and no further out. In their
-    checkpoints r1 is `bias_p` and r2 is `bias_a` for "log", and the other way round for "power".
+    The formula needs r1 > 0, and r2 > 0 or 0 < r2 <= 2. As in the authors' code the parameters are these numbers
+    themselves, held to at least 0.01 (a power to at most 2), with the gradient that they have there. The authors
+    overwrite parameters in each forward; here a forward changes nothing: a parameter out of its range is read as the
+    nearest number in it, and `clamp_parameters`, after each step of the optimizer, does what they do. Without it a
+    parameter that is long pushed outwards is as long in coming back.
+
+    In the authors' checkpoints r1 is `bias_p` and r2 `bias_a` for "log", and the other way round for "power".
 
     Args:
         num_heads: heads of the whole model.
@@ -46,9 +46,24 @@ class Kerple(PairwiseBias):
         nn.init.uniform_(self.r1, 0, 2 if self.kind == "log" else 1)
         nn.init.uniform_(self.r2, 0, 1 if self.kind == "log" else 2)
 
+    @torch.no_grad()
+    def clamp_parameters(self) -> None:
+        """Put parameters that have left their range back to its end."""
+        self.r1.copy_(self._in_range(self.r1, None))
+        self.r2.copy_(self._in_range(self.r2, self._most))
+
+    @property
+    def _most(self) -> float | None:
+        return _LARGEST_POWER if self.kind == "power" else None
+
+    @staticmethod
+    def _in_range(r: Tensor, most: float | None) -> Tensor:
+        return r.clamp(_LEAST, most)
+
     def _parameters_of_pairs(self) -> tuple[Tensor, ...]:
         r1, r2 = (r if r.dtype == torch.float64 else r.float() for r in (self.r1, self.r2))
-        return _hold(r1, r2, self.kind == "power")
+        # The value of the clamp, the gradient of the parameter.
+        return tuple(self._in_range(r, most).detach() + (r - r.detach()) for r, most in ((r1, None), (r2, self._most)))
 
     def _value(self, q_position: Tensor, k_position: Tensor, head: Tensor, *parameters: Tensor) -> Tensor:
         r1, r2 = parameters
@@ -59,24 +74,3 @@ class Kerple(PairwiseBias):
 
     def extra_repr(self) -> str:
         return f"{self.num_heads}, kind={self.kind!r}"
-
-
-class _Hold(torch.autograd.Function):
-    """A clamp whose gradient vanishes only where a descent would go further out; a plain one never comes back."""
-
-    @staticmethod
-    def forward(ctx: Any, r1: Tensor, r2: Tensor, is_power: bool) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(r1, r2)
-        ctx.is_power = is_power
-        return r1.clamp(_LEAST), r2.clamp(_LEAST, _LARGEST_POWER if is_power else None)
-
-    @staticmethod
-    def backward(ctx: Any, grad1: Tensor, grad2: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        r1, r2 = ctx.saved_tensors
-        outward1, outward2 = (r1 < _LEAST) & (grad1 > 0), (r2 < _LEAST) & (grad2 > 0)
-        if ctx.is_power:
-            outward2 = outward2 | (r2 > _LARGEST_POWER) & (grad2 < 0)
-        return grad1.masked_fill(outward1, 0), grad2.masked_fill(outward2, 0), None
-
-
-_hold: Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]] = _Hold.apply

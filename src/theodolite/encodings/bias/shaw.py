@@ -51,6 +51,9 @@ class ShawBias(ContentBias):
         if self.relative_values is not None:
             nn.init.xavier_uniform_(self.relative_values)
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, clip={(self.left, self.right)}, values={self.relative_values is not None}"
+
     def values(self, weights: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         """What positions add to attention's output: the sum over keys of `weight * aV[clip(n - m)]`.
 
@@ -71,10 +74,12 @@ class ShawBias(ContentBias):
             raise ValueError("values: this bias was made with values=False and has no vectors for them")
         tokens = q_positions.shape[-1], k_positions.shape[-1]
         if weights.dim() != 4 or weights.shape[2:] != tokens:
-            raise ValueError(f"weights: got shape {tuple(weights.shape)}; the positions ask for (B, H, {tokens})")
+            raise ValueError(
+                f"weights: got shape {tuple(weights.shape)}; the positions ask for (B, H, {tokens[0]}, {tokens[1]})"
+            )
         for name, positions in (("q_positions", q_positions), ("k_positions", k_positions)):
             require_integers(name, positions, dims=(1, 2))
-        q_at, k_at = (torch.atleast_2d(at.to(weights.device)) for at in (q_positions, k_positions))
+        q_at, k_at = (torch.atleast_2d(at.long().to(weights.device)) for at in (q_positions, k_positions))
         table = self.relative_values.to(working_dtype(weights, self.relative_values))
         row_size = weights.shape[0] * weights.shape[1] * max(len(table), weights.shape[3], self.head_dim)
         out = in_row_blocks(self._summed, [weights, q_at[:, None, :, None]], [table, k_at], row_size=row_size)
@@ -105,7 +110,7 @@ class ShawBias(ContentBias):
         return self._vectors(q_positions, k_positions, content, heads, self.relative_keys)
 
     def _row(self, q_position: Tensor, k_position: Tensor) -> Tensor:
-        return (k_position.long() - q_position.long()).clamp(-self.left, self.right) + self.left
+        return (k_position - q_position).clamp(-self.left, self.right) + self.left
 
     def _summed(self, weights: Tensor, q_at: Tensor, table: Tensor, k_at: Tensor) -> Tensor:
         index = self._row(q_at[:, 0], k_at[:, None])[:, None].expand(weights.shape)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from theodolite.encodings.bias.alibi import signed_distance
 from theodolite.encodings.bias.base import Content, PairwiseBias
-from theodolite.positions.checks import require_integers
+from theodolite.positions.checks import require_count, require_integers
 
 
 def bucket_starts(buckets: int, max_distance: int) -> tuple[int, ...]:
@@ -62,6 +64,10 @@ class T5Bias(PairwiseBias):
         std: float = 0.02,
     ) -> None:
         super().__init__(num_heads)
+        require_count("num_buckets", num_buckets, least=1)
+        require_count("max_distance", max_distance, least=1)
+        if not (math.isfinite(std) and std >= 0):
+            raise ValueError(f"std: got {std!r}; it must be a number of at least 0")
         if bidirectional and num_buckets % 2:
             raise ValueError(f"num_buckets: got {num_buckets}; each direction has half of them, so give an even number")
         one_way = num_buckets // 2 if bidirectional else num_buckets

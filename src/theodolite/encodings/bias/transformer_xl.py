@@ -8,19 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.encodings.bias.base import Content
-from theodolite.encodings.bias.content import ContentBias, full_precision, in_row_blocks
+from theodolite.encodings.bias.content import ContentBias, dots_at, full_precision, in_row_blocks
 from theodolite.encodings.rotate.tables import pair_tables
-from theodolite.positions.checks import require_count
+from theodolite.positions.checks import can_read, require_count
 
 
 class TransformerXLBias(ContentBias):
     """`(q.W R_r + u.k + v.W R_r) / sqrt(D)`, to which attention adds `q.k / sqrt(D)` of its own.
 
     r is the position of the query minus that of the key, and `R_r = [sin(r w) | cos(r w)]`,
-    `w_i = 10000^(-2i/E)`. By the addition theorem this is one product of a vector that belongs to the query and
-    one that belongs to the key, so scratch is linear in the tokens, positions are any (fractions too), and
-    nothing is shifted: pairs with r < 0 have their true value, which is what XLNet needs. Sines are exact at any
-    position up to 2**24 and rounded to float32.
+    `w_i = 10000^(-2i/E)`. Nothing is shifted: pairs with r < 0 have their true value, which is what XLNet needs.
+    Sines are exact at any position up to 2**24 and rounded to float32.
+
+    Where few distances occur, W R_r is made for each and its products with q are gathered. Otherwise (fractions,
+    gaps between positions, one query, a compiled graph) a score is, by the addition theorem, one product of a
+    vector of E numbers that belongs to the query and one that belongs to the key. Scratch is linear in the tokens.
 
     Forms: `dense` only. `score_mod` and `slopes` are None: a pair takes a product of two vectors, which is no
     elementwise function.
@@ -73,19 +75,47 @@ class TransformerXLBias(ContentBias):
             if not given:
                 nn.init.normal_(vector, std=0.02)
 
+    def extra_repr(self) -> str:
+        clamp = "" if self.clamp_length is None else f", clamp_length={self.clamp_length}"
+        return f"{super().extra_repr()}, hidden_size={self.hidden_size}{clamp}"
+
     def _dense(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> Tensor:
         weight = self.r_net.weight.view(self.num_heads, self.head_dim, self.hidden_size)[heads]
         u, v = self.r_w_bias[heads], self.r_r_bias[heads]
         q, k, q_at, k_at = self._vectors(q_positions, k_positions, content, heads, weight, u, v)
-        (q_cos, q_sin), (k_cos, k_sin) = self._tables(q_positions, q), self._tables(k_positions, q)
         with full_precision(q.device):
-            weight, u, v = weight.to(q.dtype) * self.scale, u.to(q.dtype) * self.scale, v.to(q.dtype)
+            weight, u, v = weight.to(q.dtype) * self.scale, u.to(q.dtype) * self.scale, v.to(q.dtype)[:, None]
             # (B, Hkv, G, Sk) as (B, H, 1, Sk): heads in groups share a key.
-            of_key = torch.einsum("grd,bgkd->bgrk", u.view(k.shape[1], -1, self.head_dim), k).flatten(1, 2)[:, :, None]
-        rows = [q, q_cos[:, None], q_sin[:, None], q_at[:, None, :, None]]
-        whole = [weight, v[:, None], torch.cat((k_sin, k_cos), dim=-1), of_key, k_at, self._farthest(q)]
+            of_key = torch.einsum("grd,bgkd->bgrk", u.unflatten(0, (k.shape[1], -1)), k).flatten(1, 2)[:, :, None]
+        distances = self._distances(q_positions, k_positions, q.shape[0])
+        if distances is not None:
+            sinusoid = self._sinusoid(torch.arange(*distances, device="cpu"), q)
+            with full_precision(q.device):
+                table = torch.einsum("ne,hde->hnd", sinusoid, weight)
+            lowest = distances[0]
+            return dots_at(lambda m, n: self._clamped(m - n) - lowest, q + v, q_at, k_at, table).add_(of_key)
+        q_sin, q_cos = self._sinusoid(q_positions, q)[:, None].chunk(2, dim=-1)
+        rows = [q, q_cos, q_sin, q_at[:, None, :, None]]
+        whole = [weight, v, self._sinusoid(k_positions, q), of_key, k_at, self._farthest(q)]
         row_size = q.shape[0] * q.shape[1] * max(k.shape[2], self.hidden_size)
         return in_row_blocks(self._rows, rows, whole, row_size=row_size)
+
+    def _distances(self, q_positions: Tensor, k_positions: Tensor, batch: int) -> tuple[int, int] | None:
+        """The range of whole distances that occur, where a vector for each is the cheaper way; else None."""
+        sides = q_positions, k_positions
+        if not all(can_read(at) and at.shape[-1] and not at.is_floating_point() for at in sides):
+            return None
+        (q_low, q_high), (k_low, k_high) = ((at.long().amin(-1), at.long().amax(-1)) for at in sides)
+        ends = torch.stack(((q_low - k_high).min(), (q_high - k_low).max()))
+        lowest, highest = self._clamped(ends).tolist()
+        count, queries, keys = highest + 1 - lowest, q_positions.shape[-1], k_positions.shape[-1]
+        # Multiplications of the two ways, in units of a head.
+        gathered = count * self.head_dim * (batch * queries + self.hidden_size)
+        factored = batch * queries * self.hidden_size * (keys + self.head_dim)
+        return (lowest, highest + 1) if count <= 2 * (queries + keys) and gathered < factored else None
+
+    def _clamped(self, distance: Tensor) -> Tensor:
+        return distance if self.clamp_length is None else distance.clamp(-self.clamp_length, self.clamp_length)
 
     def _rows(
         self,
@@ -113,15 +143,15 @@ class TransformerXLBias(ContentBias):
             scores = torch.where(distance <= -self.clamp_length, before, scores)
         return scores + of_key
 
-    def _tables(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _sinusoid(self, positions: Tensor, like: Tensor) -> Tensor:
+        """[sin | cos], E numbers for each position."""
         inv_freq = [10000.0 ** (-i / self.hidden_size) for i in range(0, self.hidden_size, 2)]
         cos, sin = pair_tables(inv_freq, positions, device=like.device)
-        return cos.to(like.dtype), sin.to(like.dtype)
+        return torch.cat((sin, cos), dim=-1).to(like.dtype)
 
     def _farthest(self, like: Tensor) -> Tensor:
         """(2, E): R at the clamped distance after and before; nothing without a clamp."""
         if self.clamp_length is None:
             return like.new_empty(0)
-        at = torch.tensor([self.clamp_length, -self.clamp_length], device="meta" if like.is_meta else "cpu")
-        cos, sin = self._tables(at, like)
-        return torch.cat((sin, cos), dim=-1)
+        ends = torch.tensor([self.clamp_length, -self.clamp_length], device="meta" if like.is_meta else "cpu")
+        return self._sinusoid(ends, like)

@@ -54,18 +54,29 @@ class Embed(nn.Module):
         """
         require_positions("positions", positions, dims=(1, 2))
         self._check_width(x)
-        _check_tokens("positions", positions, x)
+        _check_tokens("positions", positions.shape, x)
         if mask is not None:
             require_mask("mask", mask, dims=(1, 2))
-            _check_tokens("mask", mask, x)
-            mask = mask.to(torch.bool)
-            positions = _only_chosen(positions, mask)
+            _check_tokens("mask", mask.shape, x)
+            positions = _only_chosen(positions, mask.to(torch.bool))
+        return self.add_table(x, self.table(positions, device=x.device), mask=mask)
+
+    def add_table(self, x: Tensor, table: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """x + `table` (S, dim), (1, S, dim) or (B, S, dim), made before: where one serves many calls.
+
+        Sinusoids at the same positions in every step of training need be made once only.
+        """
+        self._check_width(x)
+        if table.dim() not in (2, 3) or table.shape[-1] != self.dim:
+            raise ValueError(f"table: got shape {tuple(table.shape)}; it must be (S, {self.dim}) or (B, S, {self.dim})")
+        _check_tokens("table", table.shape[:-1], x)
         part = x if self.channels is None else x[..., self.channels]
-        table = self.table(positions, device=x.device).to(x.device)
         # Type promotion sums in the wider of the two.
-        total = (part + table).to(x.dtype)
+        total = (part + table.to(x.device)).to(x.dtype)
         if mask is not None:
-            total = torch.where(mask.to(x.device)[..., None], total, part)
+            require_mask("mask", mask, dims=(1, 2))
+            _check_tokens("mask", mask.shape, x)
+            total = torch.where(mask.to(x.device, torch.bool)[..., None], total, part)
         if self.channels is None:
             return total
         out = x.clone()
@@ -95,12 +106,11 @@ class Embed(nn.Module):
         return f"{self.dim}" if self.channels is None else f"{self.dim}, channels={_plainly(self.channels)}"
 
 
-def _check_tokens(name: str, given: Tensor, x: Tensor) -> None:
+def _check_tokens(name: str, given: tuple[int, ...], x: Tensor) -> None:
     batch, tokens = x.shape[:2]
-    if given.shape[-1] != tokens or (given.dim() == 2 and given.shape[0] not in (1, batch)):
+    if given[-1] != tokens or (len(given) == 2 and given[0] not in (1, batch)):
         raise ValueError(
-            f"{name}: got shape {tuple(given.shape)} for x of shape {tuple(x.shape)}; it must be ({tokens},) or "
-            f"({batch}, {tokens})"
+            f"{name}: got {tuple(given)} for x of shape {tuple(x.shape)}; it must be ({tokens},) or ({batch}, {tokens})"
         )
 
 

@@ -170,9 +170,8 @@ class Sinusoidal(Embed):
         true = self._vectors(rows, 1.0, "cpu")
         # Stored in bfloat16 at worst; made of float32 angles, which go wrong with the position.
         allowed = 2.0**-8 + len(given) * 2.0**-21
-        return any(
-            bool(((given[rows] - s * true).abs() <= abs(s) * allowed).all()) for s in {1.0, self._first_strength}
-        )
+        near = [(given[rows] - s * true).abs() <= abs(s) * allowed for s in (1.0, self._first_strength)]
+        return any(bool(entries.all()) for entries in near)
 
     def extra_repr(self) -> str:
         parts = [super().extra_repr(), f"layout={self.layout!r}", f"spacing={self.spacing!r}", f"base={self.base:g}"]

@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 from theodolite.encodings.rotate.base import Rotate
 from theodolite.encodings.rotate.exact import require_settled
-from theodolite.encodings.rotate.learned import (
+from theodolite.encodings.rotate.learned_tables import (
     base_power,
     learned_tables,
     on_host,
@@ -123,9 +123,9 @@ class LengthBase(Rotate):
         if lengths is None:
             raise ValueError("lengths: got None; the base depends on it: give the tokens of each row's whole sequence")
         require_lengths(positions, len(lengths))
-        plan = plan_frequencies(self.rotary, self._inv_freq, positions, None)
+        power = base_power(self.rotary, self._log_ratio(lengths)[:, None])
         return learned_tables(
-            plan * base_power(self.rotary, self._log_ratio(lengths)[:, None]),
+            plan_frequencies(self.rotary, self._inv_freq, positions, None, power.device) * power,
             positions,
             rotary=self.rotary,
             amplitude=amplitude,

@@ -23,14 +23,14 @@ class StoredRotary(Rotate):
 
     The entries are off by at most, each times the attention factor and besides 1.2e-7 of rounding to float32:
 
-    | stored as | bytes of a position | an entry is off by | a score is off by, at most, in standard deviations |
+    | stored as | bytes of a position | an entry is off by | scores are off by (root mean square, worst of 4 million) |
     |---|---|---|---|
-    | int8 | R | 1/254 = 3.9e-3 | SCORE_INT8 |
-    | float16 | 2R | 2^-12 = 2.4e-4 | SCORE_FLOAT16 |
-    | bfloat16 | 2R | 2^-9 = 2.0e-3 | SCORE_BFLOAT16 |
+    | int8 | R | 1/254 = 3.9e-3 | 4.5e-3, 0.03 |
+    | float16 | 2R | 2^-12 = 2.4e-4 | 2.4e-4, 0.0015 |
+    | bfloat16 | 2R | 2^-9 = 2.0e-3 | 1.9e-3, 0.012 |
 
-    The last column is measured: normal queries and keys of 128 channels, scores over `sqrt(128)`, base 10,000,
-    positions up to 4,096. Exact tables (`RotaryEmbedding`) are within 6e-8.
+    The last column is measured, in standard deviations of the scores: normal queries and keys of 128 channels, base
+    10,000, positions up to 4,096. Exact tables (`RotaryEmbedding`) have entries within 6e-8.
 
     A position past the end makes the table longer, by at least a half, up to 2^24, and changes no row that is there;
     nothing clamps or wraps. The table is no parameter and no buffer: it is in no state dict, and no cast, meta device

@@ -56,9 +56,10 @@ def rerotate(
     is multiplied by the ratio of the factors.
 
     The result differs from rotating the unrotated keys afresh by the roundings of one more rotation: in float32 a few
-    ulp (at most 12 * 2^-24 of a pair's length); in half precision one more rounding to the dtype. Roundings add up
-    when a key is moved again and again: 500 moves of -1 in bfloat16 are off ten times as far as one of -500. Move by
-    the whole distance from keys that are kept, where many moves are to come.
+    ulp (at most 9 * 2^-24 of the length of the pair), in half precision one more rounding to the dtype. Roundings add
+    up when a key is moved again and again: 500 moves of -1 are off a hundred times as far as one of -500 (bfloat16: a
+    quarter of the key's length; one move: 0.3 %). Where many moves are to come, keep the keys and move these by the
+    whole distance.
 
     Args:
         k: rotated keys, or (B, S, Hkv, D) with `heads_first=False`.
@@ -110,7 +111,10 @@ def rerotation_tables(
     `RotaryEmbedding(new).apply_tables(None, k, tables)` then turns each. Every entry is within 6e-8 of the true
     value, times the ratio of the attention factors where that is above 1. Those of a move by `by` are
     `rotary_tables(rotary, by, amplitude=False)`.
+
+    A compiler does not look inside: where a graph must have no break, give it tables that were made outside.
     """
+    _require_eager()
     _check_alike(old, new)
     require_settled("old", old)
     require_settled("new", new)
@@ -136,8 +140,7 @@ def rerotation_tables(
             f"{tuple(positions.shape)}, or one"
         )
     ratio = new.attention_factor() / old.attention_factor()
-    compute = _compute_opaque if torch.compiler.is_compiling() else _compute
-    cos, sin = compute(
+    cos, sin = _compute(
         before,
         after,
         old.inv_freq().tolist(),
@@ -152,6 +155,7 @@ def rerotation_tables(
 
 
 def _tables_of_move(k: Tensor, rotary: Rotary, by: int | Tensor, heads_first: bool) -> Tables:
+    _require_eager()
     require_settled("rotary", rotary)
     if isinstance(by, Tensor):
         _check_positions("by", by, rotary)
@@ -166,6 +170,12 @@ def _tables_of_move(k: Tensor, rotary: Rotary, by: int | Tensor, heads_first: bo
     # One row for all tokens, seen as many times as there are tokens.
     shape = k.shape[2 if heads_first else 1], rotary.rotary_dim // 2
     return Tables(cos.reshape(1, -1).expand(shape), sin.reshape(1, -1).expand(shape))
+
+
+def _require_eager() -> None:
+    # `torch.compiler.disable` would say the same, and import the compiler for all who never compile.
+    if torch.compiler.is_compiling():
+        raise RuntimeError("rerotate: plans are read outside a graph; make the tables before, with rerotation_tables")
 
 
 def _check_alike(old: Rotary, new: Rotary) -> None:
@@ -222,34 +232,3 @@ def _of_tokens(name: str, positions: Tensor, rows: int) -> Float64:
     host = host_positions(name, positions)
     axes, _, tokens = host.shape
     return np.broadcast_to(host, (axes, rows, tokens)).reshape(axes, -1).T
-
-
-@torch.library.custom_op("theodolite::rerotation_tables", mutates_args=())
-def _compute_opaque(
-    positions: Tensor,
-    new_positions: Tensor,
-    old_freq: Sequence[float],
-    new_freq: Sequence[float],
-    old_axis: Sequence[int],
-    new_axis: Sequence[int],
-    amplitude: float,
-) -> tuple[Tensor, Tensor]:
-    """`_compute` as one node of a compiled graph, so that the compiler cannot redo its float64 some other way."""
-    cos, sin = _compute(positions, new_positions, old_freq, new_freq, old_axis, new_axis, amplitude)
-    # The two are halves of one piece of memory, and an operator's results must not be.
-    return cos.clone(), sin.clone()
-
-
-@_compute_opaque.register_fake
-def _(
-    positions: Tensor,
-    new_positions: Tensor,
-    old_freq: Sequence[float],
-    new_freq: Sequence[float],
-    old_axis: Sequence[int],
-    new_axis: Sequence[int],
-    amplitude: float,
-) -> tuple[Tensor, Tensor]:
-    shape = max(positions.shape[1], new_positions.shape[1]), positions.shape[2], len(new_freq)
-    table = torch.empty(shape, dtype=torch.float32, device="cpu")
-    return table, torch.empty_like(table)

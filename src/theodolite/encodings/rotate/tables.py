@@ -12,19 +12,10 @@ from torch import Tensor
 
 from theodolite.plan import Rotary
 from theodolite.plan.scaling import Float64
+from theodolite.positions.checks import require_positions
 
 LARGEST_POSITION = 2**24
 
-_INTEGERS = (
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-)
 # Positions worked on at once: the float64 scratch stays at a few MiB.
 _BLOCK = 4096
 _COARSE = 512.0
@@ -136,16 +127,8 @@ def _each_by_its_length(
 
 
 def _check(positions: Tensor, axes: int) -> None:
-    if not isinstance(positions, Tensor):
-        raise ValueError(f"positions: got a {type(positions).__name__}; they must be a tensor, one number per token")
-    if positions.dtype not in (*_INTEGERS, torch.float32, torch.float64):
-        raise ValueError(f"positions: got {positions.dtype}; give integers, or float32 or float64 for fractions")
-    if positions.requires_grad:
-        raise ValueError("positions: they require a gradient, and the tables give none; detach them")
     # With axes the batch is never left out: (3, S) could be three rows whose axes were forgotten.
-    if positions.dim() not in ((3,) if axes else (1, 2)):
-        shapes = "(axes, B, S)" if axes else "(S,) or (B, S)"
-        raise ValueError(f"positions: got shape {tuple(positions.shape)}; it must be {shapes}")
+    require_positions("positions", positions, dims=(3,) if axes else (1, 2))
     if axes and positions.shape[0] != axes:
         raise ValueError(f"positions: got {positions.shape[0]} axes; this encoding has {axes}")
 
