@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,6 +82,14 @@ class TestPagesOfEncodings:
         assert tuple(re.findall(r"^## (.+)$", text, re.MULTILINE)) == self.HEADINGS
         assert f"](../images/encodings/{page.stem}.png)" in text
         assert "```python" in text.split("## Example")[1].split("## See also")[0]
+
+    def test_every_picture_is_one_that_can_be_drawn_again(self) -> None:
+        # Wide enough that no name is cut at its hyphen.
+        wide = {**os.environ, "COLUMNS": "10000"}
+        command = [sys.executable, "-m", "docs.draw", "--help"]
+        done = subprocess.run(command, cwd=ROOT, env=wide, capture_output=True, text=True, check=True)
+        known = set(re.findall(r"[a-z0-9-]+", done.stdout))
+        assert {path.stem for path in (ROOT / "docs" / "images" / "encodings").glob("*.png")} <= known
 
     def test_the_index_leads_to_every_page(self) -> None:
         index = (ROOT / "docs" / "encodings" / "README.md").read_text(encoding="utf-8")

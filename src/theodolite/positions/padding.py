@@ -19,8 +19,9 @@ def from_attention_mask(attention_mask: Tensor, *, start: int = 0, padded: int =
         start: position of each row's first real token.
         padded: position of the padding, whatever side it is on.
 
-    RoBERTa and its kin, whose learned table begins after the padding row, have `start=padding_idx + 1` and
-    `padded=padding_idx`.
+    RoBERTa and its kin, whose learned table begins after the padding row, count from `start=padding_idx + 1` with
+    `padded=padding_idx`: for their own code, and for a `LearnedEmbedding` without `padding_idx`. One that was made with
+    it adds the offset itself and has positions from 0.
 
     Raises:
         ValueError: a float mask, which may be additive (0 keeps); a 4-D mask, which says who sees whom and not who
