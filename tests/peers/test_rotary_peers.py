@@ -94,4 +94,10 @@ class TestDiffer:
         rope = RotaryEmbedding(Rotary(head_dim=64, rope_theta=1e4, interleaved=True))
         assert rope.state_dict() == {}
         # Its checkpoints load, for what they hold follows from the plan.
-        rope.load_state_dict(peer.RotaryEmbedding(dim=64).state_dict(), strict=True)
+        with pytest.warns(UserWarning, match="the checkpoint's freqs is not read"):
+            rope.load_state_dict(peer.RotaryEmbedding(dim=64).state_dict(), strict=True)
+        # Unless it does not: another base there, or frequencies that were learned, are not passed over.
+        with pytest.raises(
+            RuntimeError, match=r"freqs: the checkpoint's frequencies, 1 to 0\.000260989, are not those"
+        ):
+            rope.load_state_dict(peer.RotaryEmbedding(dim=64, theta=5000).state_dict(), strict=True)

@@ -116,6 +116,23 @@ class TestStateDict:
         assert f"rotary_emb.{key}" in state
         assert same(model.rotary_emb.tables(torch.arange(9)), expected)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_stored_frequencies_may_be_rounded(self, dtype):
+        rope = RotaryEmbedding(Rotary(head_dim=128, rope_theta=1e7))
+        with pytest.warns(UserWarning, match="inv_freq is not read"):
+            rope.load_state_dict({"inv_freq": torch.from_numpy(rope.rotary.inv_freq()).to(dtype)})
+
+    @pytest.mark.parametrize(
+        "other",
+        [{"rope_theta": 2e4}, {"scaling": Linear(factor=2)}, {"live_pairs": 8}],
+        ids=["base", "scaling", "live"],
+    )
+    def test_stored_frequencies_of_another_model_are_refused(self, other):
+        rope = RotaryEmbedding(Rotary(head_dim=32, rope_theta=1e4))
+        state = {"inv_freq": torch.from_numpy(Rotary(**{"head_dim": 32, "rope_theta": 1e4, **other}).inv_freq())}
+        with pytest.raises(RuntimeError, match=r"inv_freq: the checkpoint's frequencies, .* base or scaling differ"):
+            rope.load_state_dict(state)
+
     def test_unknown_keys_are_not(self):
         model = Model()
         with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "rotary_emb.weight"'):
