@@ -209,3 +209,30 @@ class TestPaths:
     def test_scale_matters(self):
         q, k, v = qkv(4, 9)
         assert error(attend(q, k, v, scale=0.3), *attend(q, k, v, scale=1 / math.sqrt(16))) > 1e-3
+
+
+class TestQueriesThatSeeNothing:
+    """A step of a ring, or a far group of a relative map, has no key for some queries: they count for nothing in it."""
+
+    @pytest.mark.parametrize("learning", [False, True])
+    def test_merged_with_what_they_see_elsewhere(self, learning: bool) -> None:
+        q, k, v = (x.requires_grad_(learning) for x in qkv(8, 8))
+        causal = torch.ones(8, 8, dtype=torch.bool).tril()
+        near = causal & ~causal.tril(-3)
+        whole = attend(q, k, v, scale=0.25, mask=causal[None, None])
+        first = attend(q, k, v, scale=0.25, mask=near[None, None])
+        second = attend(q, k, v, scale=0.25, mask=(causal & ~near)[None, None])
+        assert (second.lse[:, :, :3] == -math.inf).all()
+        assert (second.out[:, :, :3] == 0).all()
+        for merged in (merge(first, second), merge(second, first)):
+            torch.testing.assert_close(merged.out, whole.out, rtol=0, atol=ROUNDED)
+        nothing = Piece(second.out[:, :, :3], second.lse[:, :, :3])
+        twice = merge(nothing, nothing)
+        assert (twice.out == 0).all()
+        assert (twice.lse == -math.inf).all()
+        assert (with_sink(nothing, torch.zeros(4)) == 0).all()
+        if learning:
+            grads = torch.autograd.grad(merge(first, second).out.square().sum(), (q, k, v), retain_graph=True)
+            true = torch.autograd.grad(whole.out.square().sum(), (q, k, v))
+            for mine, other in zip(grads, true, strict=True):
+                torch.testing.assert_close(mine, other, rtol=0, atol=10 * ROUNDED)

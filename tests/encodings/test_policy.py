@@ -11,9 +11,11 @@ from theodolite.encodings.bias.combined import BiasByHead, BiasSum
 from theodolite.encodings.bias.cope import CoPE
 from theodolite.encodings.bias.deberta import DisentangledBias
 from theodolite.encodings.bias.forgetting import ForgettingGate
+from theodolite.encodings.bias.shaw import ShawBias
 from theodolite.encodings.bias.t5 import T5Bias
 from theodolite.encodings.embed.sinusoidal import Sinusoidal
 from theodolite.encodings.policy import Policy
+from theodolite.encodings.rotate.learned import LeRoPE
 from theodolite.encodings.rotate.rotary import RotaryEmbedding
 from theodolite.encodings.scale.combined import ScaleByHead, ScaleProduct
 from theodolite.encodings.scale.constant import ConstantScale
@@ -21,6 +23,7 @@ from theodolite.encodings.scale.ssmax import SSMax
 from theodolite.encodings.scale.temperature import LogN
 from theodolite.encodings.shared import SharedTables
 from theodolite.plan import DynamicNTK, Mask, Rotary
+from theodolite.positions import visible_in_documents, visible_keys
 
 Q, K = torch.arange(50, 57), torch.arange(40, 57)
 
@@ -54,7 +57,7 @@ class TestEachPlace:
     def test_nothing_is_plain_causal_attention(self):
         q, k, v = qkv()
         assert torch.equal(attend_plainly(Policy(), q, k, v, Q, K), softmax_attention(product(q, k) * 16**-0.5, v))
-        assert repr(Policy()) == "Policy(NoPE, causal)"
+        assert str(Policy()) == "Policy(NoPE, causal)"
 
     def test_rotate(self):
         q, k, v = qkv()
@@ -138,15 +141,167 @@ class TestEachPlace:
 
     def test_a_query_that_sees_nothing_gives_zeros(self):
         q, k, v = qkv()
-        out = attend_plainly(Policy(), q, k, v, Q, K, visible=(Q > 52)[:, None] & (K > 0))
+        out = attend_plainly(Policy(), q, k, v, Q, K, visible=((Q > 52)[:, None] & (K > 0))[None])
         assert torch.equal(out[:, :, :3], torch.zeros_like(out[:, :, :3]))
         assert torch.equal(out[:, :, 3:], attend_plainly(Policy(), q, k, v, Q, K)[:, :, 3:])
 
     def test_several_axes_have_no_order(self):
         q, k, v = qkv()
         axes = Q.expand(3, 2, -1), K.expand(3, 2, -1)
-        with pytest.raises(ValueError, match="positions: got several axes with Mask"):
+        with pytest.raises(ValueError, match=r"q_positions: got shape \(3, 2, 7\); it must be \(S,\) or \(B, S\)"):
             attend_plainly(Policy(), q, k, v, *axes)
+        # What is given is then all that is seen, whatever the mask says of order.
+        causal = K[None] <= Q[:, None]
+        out = attend_plainly(Policy(), q, k, v, *axes, visible=causal[None])
+        assert torch.equal(out, attend_plainly(Policy(), q, k, v, Q, K))
+
+
+class TestMasks:
+    """Bias and mask in one tensor, or in two functions, say what the plain attention does."""
+
+    @pytest.mark.parametrize(
+        "policy",
+        [
+            Policy(mask=Mask(sliding_window=4)),
+            Policy(bias=ALiBi(4)),
+            Policy(bias=ALiBi(4), mask=Mask(chunk=5)),
+            Policy(),
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("given", [False, True])
+    def test_attn_mask(self, policy, given):
+        q, k, v = (x.float() for x in qkv(key_heads=4))
+        visible = torch.rand(2, 7, 17, generator=torch.Generator().manual_seed(1)) < 0.7 if given else None
+        mask = policy.attn_mask(Q, K, visible=visible)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        assert (out - attend_plainly(policy, q, k, v, Q, K, visible=visible)).abs().max() < 1e-5
+
+    def test_nothing_to_say(self):
+        assert Policy(mask=Mask(causal=False)).attn_mask(Q, K) is None
+        assert (
+            Policy(bias=ALiBi(4), mask=Mask(causal=False)).attn_mask(Q, K, dtype=torch.bfloat16).dtype == torch.bfloat16
+        )
+
+    @pytest.mark.parametrize("mask", [Mask(), Mask(sliding_window=4), Mask(chunk=5), Mask(causal=False)], ids=str)
+    def test_mask_mod(self, mask):
+        policy = Policy(mask=mask)
+        rows = torch.stack((Q, Q + 2))
+        pairs = policy.visible(rows, K)
+        mod = policy.mask_mod(rows, K)
+        for batch, i, j in ((0, 0, 0), (1, 6, 16), (1, 2, 3), (0, 3, 13), (0, 3, 14)):
+            seen = True if pairs is None else bool(pairs[batch, 0, i, j])
+            assert bool(mod(*(torch.tensor(index) for index in (batch, 3, i, j)))) == seen
+
+    def test_mask_mod_of_given_pairs(self):
+        visible = torch.rand(2, 1, 7, 17, generator=torch.Generator().manual_seed(1)) < 0.7
+        policy = Policy()
+        mod, pairs = policy.mask_mod(Q, K, visible=visible), policy.visible(Q, K, visible=visible)
+        for batch, head, i, j in ((0, 1, 0, 0), (1, 3, 6, 16), (1, 2, 2, 3), (0, 0, 3, 13)):
+            assert bool(mod(*(torch.tensor(x) for x in (batch, head, i, j)))) == bool(pairs[batch, 0, i, j])
+
+    def test_contradictions(self):
+        for bias in (ForgettingGate(4, 8), CoPE(4, 16, max_positions=8), BiasSum([ALiBi(4), ForgettingGate(4, 8)])):
+            with pytest.raises(ValueError, match=r"mask: got Mask.* is for keys up to the query alone"):
+                Policy(bias=bias, mask=Mask(causal=False))
+
+    @pytest.mark.parametrize(
+        ("given", "text"),
+        [
+            (
+                {"rotate": Rotary(head_dim=16, rope_theta=1e4)},
+                "rotate: got a Rotary; give a Rotate module, such as Rota",
+            ),
+            ({"rotate": ALiBi(4)}, "rotate: got a ALiBi"),
+            ({"bias": rope()}, "bias: got a RotaryEmbedding; give a Bias module or several, or None"),
+            ({"bias": [ALiBi(4), LogN(8)]}, "bias: got a LogN; give Bias modules"),
+            ({"scale": 3.0}, "scale: got a float; give a Scale module or several"),
+            ({"mask": "causal"}, "mask: got a str; give a Mask, such as"),
+        ],
+    )
+    def test_what_is_no_part(self, given, text):
+        with pytest.raises(ValueError, match=text):
+            Policy(**given)
+
+    @pytest.mark.parametrize(
+        ("policy", "change", "text"),
+        [
+            (Policy(bias=ALiBi(8)), {}, "q: got 4 heads; the policy's ALiBi has 8"),
+            (Policy(), {"q": torch.zeros(2, 3, 7, 16)}, "k, v: got shapes .* where Hkv divides H"),
+            (
+                Policy(),
+                {"q": torch.zeros(2, 7, 4, 16)},
+                r"q: got shape \(2, 7, 4, 16\) for 7 positions; it must be \(B, H",
+            ),
+            (
+                Policy(),
+                {"visible": torch.ones(2, 17, dtype=torch.bool)},
+                r"visible: got shape \(2, 17\); .* visible_keys",
+            ),
+            (Policy(), {"visible": torch.ones(2, 1, 17)}, "visible: got torch.float32; give booleans"),
+        ],
+    )
+    def test_shapes_that_do_not_fit(self, policy, change, text):
+        q, k, v = qkv()
+        given = {"q": q, "visible": None, **change}
+        with pytest.raises(ValueError, match=text):
+            attend_plainly(policy, given["q"], k, v, Q, K, visible=given["visible"])
+
+
+class TestValuesToo:
+    """Shaw's relative values are part of the encoding: an attention that drops them is another one."""
+
+    def test_are_added(self):
+        q, k, v = qkv(key_heads=4)
+        shaw = ShawBias(4, 16, clip=3).double()
+        scores = (product(q, k) + torch.einsum("bhid,ijd->bhij", q, shaw.relative_keys[self.rows()])) * 16**-0.5
+        weights = torch.softmax(scores.masked_fill(K[None] > Q[:, None], -torch.inf), -1)
+        expected = weights @ v + torch.einsum("bhij,ijd->bhid", weights, shaw.relative_values[self.rows()])
+        assert (attend_plainly(Policy(bias=shaw), q, k, v, Q, K) - expected).abs().max() < 1e-13
+        by_head = Policy.by_head([(Policy(bias=ALiBi(2)), 2), (Policy(bias=ShawBias(2, 16, clip=3).double()), 2)])
+        by_head.bias.biases[1].load_state_dict(shaw.state_dict())
+        mixed = attend_plainly(by_head, q, k, v, Q, K)
+        assert (mixed[:, 2:] - expected[:, 2:]).abs().max() < 1e-13
+        assert torch.equal(mixed[:, :2], attend_plainly(Policy(bias=ALiBi(2)), q[:, :2], k[:, :2], v[:, :2], Q, K))
+        summed = attend_plainly(Policy(bias=[shaw, ALiBi(4)]), q, k, v, Q, K)
+        assert (summed - attend_plainly(Policy(bias=[ALiBi(4)]), q, k, v, Q, K)).abs().max() > 0.01
+
+    def rows(self):
+        return (K[None] - Q[:, None]).clamp(-3, 3) + 3
+
+
+class TestStates:
+    """What a bias keeps with the keys is made of the layer's input where that covers all keys."""
+
+    def test_of_x(self):
+        (x,) = tensors((2, 17, 8))
+        policy = Policy(bias=ForgettingGate(4, 8).double())
+        state = policy.bias.state(x)
+        given = policy.dense_bias(K, K, q_state=state, k_state=state)
+        assert torch.equal(policy.dense_bias(K, K, x=x), given)
+        mod, at = policy.score_mod(K, K, x=x), [torch.tensor(index) for index in (1, 3, 16, 2)]
+        assert mod(torch.tensor(0.0), *at) == given[1, 3, 16, 2]
+        with pytest.raises(ValueError, match="k_state: got None, and x has 7 tokens for 17 keys"):
+            policy.dense_bias(Q, K, x=x[:, :7])
+
+
+class TestCheckpointed:
+    """Layers that are redone in the backward find the tables that they had."""
+
+    def test_learned_tables_prepared(self):
+        from torch.utils.checkpoint import checkpoint
+
+        policies = [Policy(rotate=LeRoPE(Rotary(head_dim=16, rope_theta=1e4))) for _ in range(2)]
+        q, *_ = (x.float().requires_grad_() for x in qkv())
+
+        def run(redo):
+            tables, out = SharedTables(Q, prepare=policies), q
+            for policy in policies:
+                turn = lambda x, policy=policy: policy.turn(x, None, tables)[0]  # noqa: E731
+                out = checkpoint(turn, out, use_reentrant=False) if redo else turn(out)
+            return torch.autograd.grad(out.square().cos().sum(), [q, *(policy.rotate.alpha for policy in policies)])
+
+        assert all(torch.equal(one, other) for one, other in zip(run(True), run(False), strict=True))
 
 
 class TestPaddingAndDocuments:
@@ -166,7 +321,7 @@ class TestPaddingAndDocuments:
         }[kind]
         q, k, v, x = tensors((1, 4, 9, 16), (1, 2, 9, 16), (1, 2, 9, 16), (1, 9, 8))
         at, document = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4]), torch.tensor([0] * 4 + [1] * 5)
-        packed = attend_plainly(policy, q, k, v, at, x=x, visible=document[:, None] == document)
+        packed = attend_plainly(policy, q, k, v, at, x=x, visible=visible_in_documents(document))
         second = [part[:, :, 4:] for part in (q, k, v)]
         alone = attend_plainly(policy, *second, at[4:], x=x[:, 4:])
         assert (packed[:, :, 4:] - alone).abs().max() < 1e-6
@@ -174,7 +329,9 @@ class TestPaddingAndDocuments:
         padded = [torch.cat((torch.full_like(part[:, :, :2], 9.0), part), 2) for part in second]
         x_padded = torch.cat((torch.full_like(x[:, :2], 9.0), x[:, 4:]), 1)
         real = torch.tensor([[False, False, True, True, True, True, True]])
-        out = attend_plainly(policy, *padded, torch.tensor([[0, 0, 0, 1, 2, 3, 4]]), x=x_padded, visible=real[:, None])
+        out = attend_plainly(
+            policy, *padded, torch.tensor([[0, 0, 0, 1, 2, 3, 4]]), x=x_padded, visible=visible_keys(real)
+        )
         assert (out[:, :, 2:] - alone).abs().max() < 1e-6
 
 

@@ -41,7 +41,8 @@ def attend(
     Args:
         scale: multiplies q.k.
         causal: query s sees keys 0 to s (S = T).
-        mask: (B or 1, 1, S, T) boolean, true where a query sees a key; every query must see one.
+        mask: (B or 1, 1, S, T) boolean, true where a query sees a key. A query that sees none has `out` 0 and `lse`
+            -inf: merged with other pieces it counts for nothing.
         softcap: scores become `softcap * tanh(score / softcap)`.
     """
     heads_per_key = q.shape[1] // k.shape[1]
@@ -60,7 +61,8 @@ def attend(
 def merge(a: Piece, b: Piece) -> Piece:
     """Attention over the keys of both pieces, which must not share a key."""
     lse = torch.logaddexp(a.lse, b.lse)
-    weight = (a.lse - lse).exp().unsqueeze(-1)
+    # Where neither saw a key both outputs are 0, and so is what lies between them.
+    weight = (a.lse - lse.masked_fill(lse == -math.inf, 0.0)).exp().unsqueeze(-1)
     out = torch.lerp(b.out.to(weight.dtype), a.out.to(weight.dtype), weight)
     return Piece(out.to(a.out.dtype), lse)
 
@@ -81,6 +83,9 @@ def _attend_fused_cpu(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: boo
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=mask, scale=scale
     )
+    if mask is not None:
+        blind = lse.isnan() | (lse == -math.inf)
+        out, lse = out.masked_fill(blind.unsqueeze(-1), 0.0), lse.masked_fill(blind, -math.inf)
     return Piece(out[..., :values], lse)
 
 
@@ -102,8 +107,10 @@ def _attend_plain(
             scores = scores.masked_fill(~seen, -math.inf)
         if mask is not None:
             scores = scores.masked_fill(~mask[:, :, block], -math.inf)
-        lse = torch.logsumexp(scores, dim=-1)
-        weights = (scores - lse.unsqueeze(-1)).exp().to(v.dtype)
+        # The gradient of a softmax over nothing is no number, so that of such rows is taken of zeros.
+        blind = (scores == -math.inf).all(-1, keepdim=True)
+        lse = torch.logsumexp(scores.masked_fill(blind, 0.0), dim=-1, keepdim=True)
+        weights = (scores - lse).exp().to(v.dtype)
         outs.append(torch.matmul(weights, v))
-        lses.append(lse)
+        lses.append(lse.masked_fill(blind, -math.inf).squeeze(-1))
     return Piece(torch.cat(outs, dim=2), torch.cat(lses, dim=2))

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from theodolite.encodings.policy import Policy
 from theodolite.encodings.shared import SharedTables
-from theodolite.plan import Mask
 
 
 def attend_plainly(
@@ -33,11 +32,11 @@ def attend_plainly(
     It holds the scores of all pairs, in float32 (float64 for float64 input).
 
     Args:
-        q_positions: (Sq,) or (B, Sq), or (axes, B, Sq) with `visible`.
+        q_positions: (Sq,) or (B, Sq), or (axes, B, Sq): then `visible` says all that a query sees.
         k_positions: the same of the keys; those of the queries by default.
         x: the layer's input (B, Sq, E), where the bias reads it.
-        visible: (Sq, Sk), (B, Sq, Sk) or (B, H, Sq, Sk) booleans besides the policy's mask: padding, documents. A query
-            that sees no key gives zeros.
+        visible: (B, Sq, Sk) or (B, H, Sq, Sk) booleans besides the policy's mask, 1 where it holds for all: padding
+            (`visible_keys`), documents (`visible_in_documents`). A query that sees no key gives zeros.
         lengths: the tokens of each row's whole sequence, for frequencies that depend on it.
         sinks: (H,) logits in the softmax's denominator, where the policy's mask has `sinks`.
         q_state, k_state: the bias's own numbers at queries and keys; made of x where that covers all keys.
@@ -45,12 +44,9 @@ def attend_plainly(
     Returns:
         (B, H, Sq, E) in the dtype of v.
     """
-    if policy.mask.sinks != (sinks is not None):
-        raise ValueError(f"sinks: got {'logits' if sinks is not None else 'None'} with {policy.mask}")
     k_positions = q_positions if k_positions is None else k_positions
-    if policy.bias is not None and "k_state" in policy.bias.reads and k_state is None and x is not None:
-        q_state = k_state = policy.bias.state(x)
-    seen = _both(visible_by_position(policy.mask, q_positions, k_positions), visible)
+    _check(policy, q, k, v, q_positions, k_positions, sinks)
+    seen = policy.visible(q_positions, k_positions, visible=visible)
     bias = policy.dense_bias(q_positions, k_positions, q=q, k=k, x=x, q_state=q_state, k_state=k_state, visible=seen)
     q_tables, k_tables = (SharedTables(at, lengths=lengths, device=q.device) for at in (q_positions, k_positions))
     scale = q.shape[-1] ** -0.5 if policy.score_scale is None else policy.score_scale
@@ -67,34 +63,36 @@ def attend_plainly(
         scores = scores.masked_fill(~seen, -math.inf)
     if sinks is not None:
         scores = torch.cat((scores, sinks.to(dtype)[None, :, None, None].expand(*scores.shape[:3], 1)), dim=-1)
-    weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)[..., : k.shape[2]]
-    out = torch.matmul(weights, turned.repeat_interleave(group, dim=1).to(dtype)).to(v.dtype)
+    # A query that sees nothing has no softmax, and no gradient of one.
+    blind = (scores == -math.inf).all(-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)[..., : k.shape[2]]
+    out = torch.matmul(weights, turned.repeat_interleave(group, dim=1).to(dtype))
+    added = policy.values(weights, q_positions, k_positions)
+    out = (out if added is None else out + added).to(v.dtype)
     return policy.turn_output_back(out, q_tables)
 
 
-def visible_by_position(mask: Mask, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-    """Which keys the mask lets a query see by their positions: (Sq, Sk) or (B, Sq, Sk), or None for all.
-
-    Raises:
-        ValueError: positions of several axes with a mask that goes by position: pictures share one, so their order is
-            not in it.
-    """
-    if not mask.causal and mask.sliding_window is None and mask.chunk is None:
-        return None
-    if q_positions.dim() == 3 or k_positions.dim() == 3:
-        raise ValueError(f"positions: got several axes with {mask}; give `visible` and a mask with causal=False")
-    q, k = q_positions.unsqueeze(-1), k_positions.unsqueeze(-2)
-    seen = k <= q if mask.causal else torch.ones_like(k == q)
-    if mask.sliding_window is not None:
-        seen = seen & ((q - k).abs() < mask.sliding_window)
-    if mask.chunk is not None:
-        seen = seen & (q // mask.chunk == k // mask.chunk)
-    return seen
-
-
-def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Keys seen by both, with a dimension for heads; None sees all."""
-    masks = [mask if mask.dim() == 4 else mask.unsqueeze(-3) for mask in (one, other) if mask is not None]
-    # (1, Sq, Sk) still lacks the batch.
-    masks = [mask if mask.dim() == 4 else mask[None] for mask in masks]
-    return masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
+def _check(
+    policy: Policy,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_positions: Tensor,
+    k_positions: Tensor,
+    sinks: Tensor | None,
+) -> None:
+    if policy.mask.sinks != (sinks is not None):
+        raise ValueError(f"sinks: got {'logits' if sinks is not None else 'None'} with {policy.mask}")
+    for name, x, positions in (("q", q, q_positions), ("k", k, k_positions)):
+        if x.dim() != 4 or x.shape[2] != positions.shape[-1]:
+            raise ValueError(
+                f"{name}: got shape {tuple(x.shape)} for {positions.shape[-1]} positions; it must be (B, H, S, D)"
+            )
+    if v.shape[:3] != k.shape[:3] or q.shape[0] != k.shape[0] or q.shape[1] % k.shape[1] or q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"k, v: got shapes {tuple(k.shape)} and {tuple(v.shape)} for q of shape {tuple(q.shape)}; they must be "
+            "(B, Hkv, Sk, D) and (B, Hkv, Sk, E), where Hkv divides H"
+        )
+    heads = policy.bias.num_heads if policy.bias is not None else q.shape[1]
+    if heads != q.shape[1]:
+        raise ValueError(f"q: got {q.shape[1]} heads; the policy's {type(policy.bias).__name__} has {heads}")

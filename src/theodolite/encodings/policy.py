@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from theodolite.encodings.bias.base import Bias, ScoreMod
@@ -14,14 +16,18 @@ from theodolite.encodings.scale.base import Scale
 from theodolite.encodings.scale.combined import ScaleByHead, ScaleProduct
 from theodolite.encodings.shared import SharedTables
 from theodolite.plan import Mask
+from theodolite.positions.visible import require_visible, seen, visible_by_position
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""FlexAttention's `mask_mod(batch, head, query_index, key_index)`."""
 
 
 class Policy(nn.Module):
     """How positions enter the attention of one layer. Nothing at all is NoPE.
 
-    Attention asks it four things, in this order: the bias of queries and keys as they are, `turn` for queries and
-    keys, `score_scale` for their product, and, with `rotate_values`, the turning of values and of the output back.
-    `theodolite.attention.attend_plainly` is that attention, written out.
+    Attention asks it, in this order: the bias of queries and keys as they are (`attn_mask`, or `score_mod` and
+    `mask_mod`), `turn` for queries and keys, `score_scale` for their product, and, for the few that touch values,
+    `turn_values`, `values` and `turn_output_back`. `theodolite.attention.attend_plainly` is that, written out.
 
     Args:
         rotate: turns queries and keys.
@@ -37,7 +43,7 @@ class Policy(nn.Module):
         >>> from theodolite.plan import Rotary
         >>> rope = RotaryEmbedding(Rotary(head_dim=64, rope_theta=10000.0, rotary_dim=32))
         >>> policy = Policy(rotate=rope, bias=ALiBi(num_heads=8))
-        >>> policy
+        >>> print(policy)
         Policy(RotaryEmbedding + ALiBi, causal)
     """
 
@@ -52,12 +58,16 @@ class Policy(nn.Module):
         rotate_values: bool = False,
     ) -> None:
         super().__init__()
+        _require("rotate", rotate, Rotate, "a Rotate module, such as RotaryEmbedding(rotary)")
+        _require("mask", mask, Mask, "a Mask, such as Mask(sliding_window=1024)")
         if rotate_values and rotate is None:
             raise ValueError("rotate_values: got True without a rotation; give rotate")
         self.rotate = rotate
-        self.bias = bias if bias is None or isinstance(bias, Bias) else BiasSum(bias)
-        self.scale = scale if scale is None or isinstance(scale, Scale) else ScaleProduct(scale)
+        self.bias = _one("bias", bias, Bias, BiasSum)
+        self.scale = _one("scale", scale, Scale, ScaleProduct)
         self.mask = Mask() if mask is None else mask
+        if self.bias is not None and self.bias.causal_only and not self.mask.causal:
+            raise ValueError(f"mask: got {self.mask}; {type(self.bias).__name__} is for keys up to the query alone")
         self.rotate_values = rotate_values
         made_for = None if self.bias is None else self.bias.score_scale
         self.score_scale = made_for if score_scale is None else score_scale
@@ -98,34 +108,114 @@ class Policy(nn.Module):
         self,
         q: Q,
         k: K,
-        tables: SharedTables,
+        tables: SharedTables | Tensor,
         *,
         heads_first: bool = True,
         heads: slice | None = None,
     ) -> tuple[Q, K]:
-        """Rotate q (B, H, S, D) and k (B, Hkv, S, D), either may be None, and scale q, at the positions of `tables`.
+        """Rotate q (B, H, S, D) and k (B, Hkv, S, D), either may be None, and scale q.
 
-        `heads` are the query heads of this rank of tensor parallelism, for a scale that differs by head; all by
-        default. A rotation that differs by head is made of this rank's heads alone, for it holds no learned heads of
-        others (`PerHeadRotary(rotaries[4:8])`).
+        Args:
+            tables: the tables of this forward, which layers share, or positions to make them of.
+            heads: the query heads of this rank of tensor parallelism, for a scale that differs by head; all by default.
+                A rotation that differs by head is made of this rank's heads alone (`PerHeadRotary(rotaries[4:8])`).
         """
+        if isinstance(tables, Tensor):
+            device = q.device if q is not None else k.device if k is not None else None
+            tables = SharedTables(tables, device=device)
         if self.rotate is not None:
             q, k = self.rotate.apply_tables(q, k, tables.of(self.rotate), heads_first=heads_first)
         if self.scale is not None and q is not None:
             q = self.scale(q, _one_axis(tables.positions), heads_first=heads_first, heads=heads)
         return q, k
 
-    def dense_bias(self, q_positions: Tensor, k_positions: Tensor, **content: Tensor | slice | None) -> Tensor | None:
-        """The bias as a tensor (1 or B, H, Sq, Sk), or None; the arguments are those of `Bias.dense`."""
-        if self.bias is None:
-            return None
-        return self.bias.dense(_one_axis(q_positions), _one_axis(k_positions), **content)  # type: ignore[arg-type]
+    def dense_bias(self, q_positions: Tensor, k_positions: Tensor, **content: Any) -> Tensor | None:
+        """The bias alone as a tensor (1 or B, H, Sq, Sk), or None; the arguments are those of `Bias.dense`.
 
-    def score_mod(self, q_positions: Tensor, k_positions: Tensor, **content: Tensor | slice | None) -> ScoreMod | None:
-        """The bias for FlexAttention; None where there is no bias, or none that can be said so."""
+        What it reads is q and k before they are turned. A state that it keeps (the forgetting gate's) is made of x
+        where x covers the keys and none is given.
+        """
         if self.bias is None:
             return None
-        return self.bias.score_mod(_one_axis(q_positions), _one_axis(k_positions), **content)  # type: ignore[arg-type]
+        content = self._with_state(k_positions, content)
+        return self.bias.dense(_one_axis(q_positions), _one_axis(k_positions), **content)
+
+    def score_mod(self, q_positions: Tensor, k_positions: Tensor, **content: Any) -> ScoreMod | None:
+        """The bias for FlexAttention; None where there is no bias, or none that can be said so.
+
+        The arguments are those of `dense_bias`. What a query sees is `mask_mod`'s.
+        """
+        if self.bias is None:
+            return None
+        content = self._with_state(k_positions, content)
+        return self.bias.score_mod(_one_axis(q_positions), _one_axis(k_positions), **content)
+
+    def visible(self, q_positions: Tensor, k_positions: Tensor, *, visible: Tensor | None = None) -> Tensor | None:
+        """Which keys a query sees: (1 or B, 1 or H, Sq, Sk) booleans, or None for all.
+
+        Args:
+            visible: (B, Sq, Sk) or (B, H, Sq, Sk) booleans besides the policy's mask, 1 where it holds for all. With
+                positions of several axes, whose order says nothing, these are all that a query sees.
+        """
+        if visible is not None:
+            visible = require_visible(visible, q_positions.shape[-1], k_positions.shape[-1])
+            if q_positions.dim() == 3 or k_positions.dim() == 3:
+                return visible
+        own = visible_by_position(self.mask, q_positions, k_positions)
+        if own is None or visible is None:
+            return visible if own is None else own.unsqueeze(1)
+        return own.unsqueeze(1) & visible
+
+    def mask_mod(self, q_positions: Tensor, k_positions: Tensor, *, visible: Tensor | None = None) -> MaskMod:
+        """The same for FlexAttention's `create_block_mask`: a function that holds no tensor of all pairs of its own."""
+        several = q_positions.dim() == 3 or k_positions.dim() == 3
+        pairs = self.visible(q_positions, k_positions, visible=visible) if several or visible is not None else None
+        q_at, k_at = (torch.atleast_2d(_one_axis(positions)) for positions in (q_positions, k_positions))
+
+        def mask_mod(batch: Tensor, head: Tensor, q_index: Tensor, k_index: Tensor) -> Tensor:
+            if pairs is not None:
+                row, column = (
+                    index if size > 1 else 0 for index, size in zip((batch, head), pairs.shape, strict=False)
+                )
+                return pairs[row, column, q_index, k_index]
+            q, k = (at[batch if len(at) > 1 else 0, index] for at, index in ((q_at, q_index), (k_at, k_index)))
+            return seen(self.mask, q, k)
+
+        return mask_mod
+
+    def attn_mask(
+        self,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        *,
+        visible: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+        **content: Any,
+    ) -> Tensor | None:
+        """Bias and mask in one, for `scaled_dot_product_attention(..., attn_mask=, scale=policy.score_scale)`.
+
+        Args:
+            visible: as in `visible`.
+            dtype: that of the queries, where there is a bias.
+            content: what the bias reads, as in `dense_bias`.
+
+        Returns:
+            (1 or B, 1 or H, Sq, Sk): booleans without a bias, else the bias in `dtype` with -inf where nothing is seen;
+            None where everything is seen and there is no bias.
+        """
+        pairs = self.visible(q_positions, k_positions, visible=visible)
+        bias = self.dense_bias(q_positions, k_positions, visible=pairs, **content)
+        if bias is None or pairs is None:
+            return pairs if bias is None else bias.to(dtype)
+        return bias.to(dtype).masked_fill(~pairs, -torch.inf)
+
+    def values(
+        self, weights: Tensor, q_positions: Tensor, k_positions: Tensor, *, heads: slice | None = None
+    ) -> Tensor | None:
+        """What positions add to the output, from attention's weights (Shaw's relative values); None for most."""
+        if self.bias is None:
+            return None
+        return self.bias.values(weights, _one_axis(q_positions), _one_axis(k_positions), heads=heads)
 
     def turn_values(self, v: Tensor, tables: SharedTables, *, heads_first: bool = True) -> Tensor:
         """Values (B, Hkv, S, D) as attention needs them: turned where `rotate_values`, else as they are."""
@@ -145,7 +235,11 @@ class Policy(nn.Module):
             if part is not None:
                 part.reset_parameters()
 
-    def __repr__(self) -> str:
+    def extra_repr(self) -> str:
+        values = ", rotate_values=True" if self.rotate_values else ""
+        return f"mask={self.mask!r}, score_scale={self.score_scale}{values}"
+
+    def __str__(self) -> str:
         parts = [type(part).__name__ for part in (self.rotate, self.bias, self.scale) if part is not None]
         kinds = ["causal" if self.mask.causal else "bidirectional"]
         if self.mask.sliding_window is not None:
@@ -153,6 +247,36 @@ class Policy(nn.Module):
         if self.mask.chunk is not None:
             kinds.append(f"chunk {self.mask.chunk}")
         return f"Policy({' + '.join(parts) or 'NoPE'}, {', '.join(kinds)})"
+
+    def _with_state(self, k_positions: Tensor, content: dict[str, Any]) -> dict[str, Any]:
+        bias, x = self.bias, content.get("x")
+        if bias is None or x is None or "k_state" not in bias.reads or content.get("k_state") is not None:
+            return content
+        if x.shape[1] != k_positions.shape[-1]:
+            raise ValueError(
+                f"k_state: got None, and x has {x.shape[1]} tokens for {k_positions.shape[-1]} keys; give what "
+                f"policy.bias.state made of all of them"
+            )
+        state = bias.state(x, heads=content.get("heads"))
+        return {**content, "q_state": state, "k_state": state}
+
+
+P = TypeVar("P")
+
+
+def _require(name: str, part: Any, kind: type, wanted: str) -> None:
+    if part is not None and not isinstance(part, kind):
+        raise ValueError(f"{name}: got a {type(part).__name__}; give {wanted}, or None")
+
+
+def _one(name: str, given: P | Sequence[P] | None, kind: type[P], joined: Callable[[Sequence[P]], P]) -> P | None:
+    """One part, several joined, or none."""
+    if isinstance(given, (list, tuple)):
+        for part in given:
+            _require(name, part, kind, f"{kind.__name__} modules")
+        return joined(given)
+    _require(name, given, kind, f"a {kind.__name__} module or several")
+    return cast("P | None", given)
 
 
 def _one_axis(positions: Tensor) -> Tensor:

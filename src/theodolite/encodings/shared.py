@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from theodolite.encodings.rotate.base import Rotate
 
@@ -20,6 +20,8 @@ class SharedTables:
         positions: (S,), (B, S), or (axes, B, S).
         lengths: the tokens of each row's whole sequence, for frequencies that depend on it.
         device: where the tables are put; that of `positions` by default.
+        prepare: rotations, policies or whole models whose tables are made at once. Needed where layers are checkpointed
+            and frequencies are learned: a table that was made inside a checkpoint is not made again when it is redone.
 
     Example:
         >>> import torch
@@ -37,9 +39,13 @@ class SharedTables:
         *,
         lengths: Sequence[int] | None = None,
         device: torch.device | str | None = None,
+        prepare: Iterable[nn.Module] = (),
     ) -> None:
         self.positions, self.lengths, self.device = positions, lengths, device
         self._made: dict[tuple[Hashable, bool], Any] = {}
+        for module in prepare:
+            for rotate in _outermost(module):
+                self.of(rotate)
 
     def of(self, rotate: Rotate, *, amplitude: bool = True) -> Any:
         """The tables of this rotation at these positions; without `amplitude` pure rotations, as for values."""
@@ -49,3 +55,12 @@ class SharedTables:
                 self.positions, lengths=self.lengths, amplitude=amplitude, device=self.device
             )
         return self._made[key]
+
+
+def _outermost(module: nn.Module) -> Iterator[Rotate]:
+    """The rotations in a module, those that are parts of another left out."""
+    if isinstance(module, Rotate):
+        yield module
+        return
+    for child in module.children():
+        yield from _outermost(child)

@@ -36,6 +36,7 @@ from theodolite.positions.relative import Group, LeakyReRoPE, LMInfinite, Relati
 from theodolite.positions.samplers import pose_positions, randomized_positions
 from theodolite.positions.segments import Segments, segment_positions, starts_after
 from theodolite.positions.shards import contiguous, shard, striped, unshard, zigzag, zigzag_packed
+from theodolite.positions.visible import visible_by_position, visible_in_documents, visible_keys
 
 __all__ = [
     "Chunk",
@@ -82,6 +83,9 @@ __all__ = [
     "tokens_seen",
     "tree_positions",
     "unshard",
+    "visible_by_position",
+    "visible_in_documents",
+    "visible_keys",
     "with_special_tokens",
     "zigzag",
     "zigzag_packed",

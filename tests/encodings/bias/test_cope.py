@@ -9,6 +9,7 @@ import torch
 
 from tests.encodings.bias.content_cases import HEAD_DIM, HEADS, made, rows_of_positions, vectors
 from theodolite.encodings.bias.cope import CoPE
+from theodolite.positions import visible_in_documents
 
 
 def oracle(bias, q_positions, k_positions, q, k, visible=None):
@@ -129,9 +130,9 @@ class TestWhatIsCounted:
             bias.dense(*at, q=q, k=k, visible=rows),
             bias.dense(*at, q=q, k=k, visible=rows[:, None].expand(mask.shape)),
         )
-        pairs = mask[0, 0]
+        pairs = mask[:1, 0]
         assert torch.equal(
-            bias.dense(*at, q=q, k=k, visible=pairs), bias.dense(*at, q=q, k=k, visible=pairs.expand(mask.shape))
+            bias.dense(*at, q=q, k=k, visible=pairs), bias.dense(*at, q=q, k=k, visible=pairs[None].expand(mask.shape))
         )
 
     @torch.no_grad()
@@ -139,7 +140,7 @@ class TestWhatIsCounted:
         """Each document counts as if it were alone."""
         bias, (q, k) = made("cope", torch.float64), vectors(9, 9)
         at, document = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4]), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])
-        out = bias.dense(at, at, q=q, k=k, visible=document[:, None] == document[None])
+        out = bias.dense(at, at, q=q, k=k, visible=visible_in_documents(document))
         for part in (slice(0, 4), slice(4, 9)):
             alone = bias.dense(at[part], at[part], q=q[:, :, part], k=k[:, :, part])
             there = (at[part][:, None] >= at[part][None]).expand(alone.shape)
@@ -149,8 +150,12 @@ class TestWhatIsCounted:
         ("mask", "message"),
         [
             (torch.ones(5, 9), "visible: got torch.float32; give booleans"),
-            (torch.ones(2, 9, dtype=torch.bool), r"visible: got shape \(2, 9\); it must be \(Sq, Sk\), \(B, Sq"),
-            (torch.ones(3, 5, 9, dtype=torch.bool), r"visible: got shape \(3, 5, 9\); it must be \(Sq, Sk\)"),
+            (
+                torch.ones(2, 9, dtype=torch.bool),
+                r"visible: got shape \(2, 9\); it must be \(B, 5, 9\) .* visible_keys",
+            ),
+            (torch.ones(5, 9, dtype=torch.bool), r"visible: got shape \(5, 9\); .* and \[None\] of \(Sq, Sk\)"),
+            (torch.ones(3, 5, 9, dtype=torch.bool), r"visible: got shape \(3, 5, 9\); it must be \(B, 5, 9\)"),
             (torch.ones(9, dtype=torch.bool), r"visible: got shape \(9,\); it must be"),
             (torch.ones(1, 2, 4, 5, 9, dtype=torch.bool), r"visible: got shape \(1, 2, 4, 5, 9\); it must be"),
         ],

@@ -21,7 +21,8 @@ class Content(NamedTuple):
 
     Shapes: q (B, H, Sq, D) and k (B, Hkv, Sk, D), before rotation; x (B, Sq, E), the layer's input at the queries;
     q_state (B, H, Sq, ...) and k_state (B, H, Sk, ...), what the bias itself made of the layer's input with `state`, at
-    queries and at keys; visible, booleans of (Sq, Sk), (B, Sq, Sk) or (B, H, Sq, Sk), which keys a query sees.
+    queries and at keys; visible, booleans of (B, Sq, Sk) or (B, H, Sq, Sk), 1 where it holds for all: which keys a
+    query sees.
     """
 
     q: Tensor | None = None
@@ -45,6 +46,8 @@ class Bias(nn.Module):
     """
 
     reads: ClassVar[tuple[str, ...]] = ()
+    causal_only: ClassVar[bool] = False
+    """Whether it is defined for keys up to the query alone."""
     score_scale: float | None = None
     """What must multiply q.k where this bias is added; None for `head_dim ** -0.5`."""
     legacy_keys: tuple[str, ...] = ()
@@ -111,6 +114,15 @@ class Bias(nn.Module):
 
         New tokens are joined on the dimension of S. `previous` (B, H, ...) is the state of the token before the first
         of x, where there is one.
+        """
+        return None
+
+    def values(
+        self, weights: Tensor, q_positions: Tensor, k_positions: Tensor, *, heads: slice | None = None
+    ) -> Tensor | None:
+        """What attention adds to its output besides, (B, H, Sq, D), from its weights (B, H, Sq, Sk); else None.
+
+        Shaw's relative values: a kernel that does not give its weights cannot add them.
         """
         return None
 

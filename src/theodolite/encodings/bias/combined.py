@@ -34,10 +34,18 @@ class BiasSum(Bias):
         self.score_scale = scales[0] if scales else None
         self.biases = nn.ModuleList(biases)
         self.reads = _all_reads(biases)  # type: ignore[misc]
+        self.causal_only = any(bias.causal_only for bias in biases)  # type: ignore[misc]
 
     def state(self, x: Tensor, previous: Tensor | None = None, *, heads: slice | None = None) -> Tensor | None:
         states = (bias.state(x, previous, heads=heads) for bias in self._each())
         return next((state for state in states if state is not None), None)
+
+    def values(
+        self, weights: Tensor, q_positions: Tensor, k_positions: Tensor, *, heads: slice | None = None
+    ) -> Tensor | None:
+        terms = [bias.values(weights, q_positions, k_positions, heads=heads) for bias in self._each()]
+        there = [term for term in terms if term is not None]
+        return sum(there[1:], there[0]) if there else None
 
     def reset_parameters(self) -> None:
         for bias in self._each():
@@ -90,6 +98,7 @@ class BiasByHead(Bias):
         self._there = tuple(part is not None for part, _ in parts)
         self._ends = tuple(accumulate((count for _, count in parts), initial=0))
         self.reads = _all_reads(there)  # type: ignore[misc]
+        self.causal_only = any(bias.causal_only for bias in there)  # type: ignore[misc]
 
     def state(self, x: Tensor, previous: Tensor | None = None, *, heads: slice | None = None) -> Tensor | None:
         heads = self._heads(heads)
@@ -106,6 +115,23 @@ class BiasByHead(Bias):
         whole = like.new_zeros(like.shape[0], heads.stop - heads.start, *like.shape[2:])
         for here, state in states:
             whole[:, here] = state
+        return whole
+
+    def values(
+        self, weights: Tensor, q_positions: Tensor, k_positions: Tensor, *, heads: slice | None = None
+    ) -> Tensor | None:
+        terms = [
+            (here, bias.values(weights[:, here], q_positions, k_positions, heads=there))
+            for here, bias, _, there in self._parts_of(Content(), self._heads(heads))
+            if bias is not None
+        ]
+        there = [(here, term) for here, term in terms if term is not None]
+        if not there:
+            return None
+        like = there[0][1]
+        whole = like.new_zeros(like.shape[0], weights.shape[1], *like.shape[2:])
+        for here, term in there:
+            whole[:, here] = term
         return whole
 
     def slopes(self, heads: slice | None = None) -> Tensor | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from theodolite.encodings.bias.base import Content
 from theodolite.encodings.bias.content import ContentBias, in_row_blocks
 from theodolite.positions.checks import require_count
+from theodolite.positions.visible import require_visible
 
 
 class CoPE(ContentBias):
@@ -39,6 +39,7 @@ class CoPE(ContentBias):
     """
 
     reads: ClassVar[tuple[str, ...]] = ("q", "k")
+    causal_only: ClassVar[bool] = True
 
     def __init__(self, num_heads: int, head_dim: int, max_positions: int, *, scale_positions: bool = False) -> None:
         super().__init__(num_heads, head_dim)
@@ -62,7 +63,8 @@ class CoPE(ContentBias):
         order = k_at.shape[-1] - 1 - k_at.flip(-1).argsort(dim=-1, descending=True, stable=True)
         rows = [q, q_at[:, None, :, None]]
         if content.visible is not None:
-            rows.append(_mask(content.visible, (*q.shape[:3], k.shape[2])))
+            visible = require_visible(content.visible, q.shape[2], k.shape[2], batch=q.shape[0], heads=q.shape[1])
+            rows.append(visible.expand(-1, -1, q.shape[2], k.shape[2]))
         whole = [k, k_at[:, None, None], order[:, None, None], order.argsort(dim=-1)[:, None, None]]
         # Gates, their sums, two rows of the table each: several of this size live at once.
         row_size = 4 * q.shape[0] * q.shape[1] * max(k.shape[2], self.max_positions)
@@ -86,22 +88,3 @@ class CoPE(ContentBias):
         below = position.floor()
         low, high = (whole.gather(-1, at.long()) for at in (below, position.ceil()))
         return torch.lerp(low, high, position - below)
-
-
-def _mask(visible: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """(1 or B, 1 or H, Sq, Sk)."""
-    if visible.dtype != torch.bool:
-        raise ValueError(f"visible: got {visible.dtype}; give booleans, true where the query sees the key")
-    # Of three dimensions the first is the batch.
-    mask = visible.unsqueeze(1) if visible.dim() == 3 else visible
-    mask = mask[(None,) * (4 - mask.dim())]
-    if visible.dim() < 2 or mask.dim() != 4 or not _fits(mask.shape, shape):
-        raise ValueError(
-            f"visible: got shape {tuple(visible.shape)}; it must be (Sq, Sk), (B, Sq, Sk) or (B, H, Sq, Sk), "
-            f"of {tuple(shape)} or 1 each"
-        )
-    return mask.expand(-1, -1, *shape[2:])
-
-
-def _fits(sizes: Sequence[int], shape: Sequence[int]) -> bool:
-    return all(size == 1 or size == whole for size, whole in zip(sizes, shape, strict=True))

@@ -36,6 +36,7 @@ class ForgettingGate(Bias):
     """
 
     reads: ClassVar[tuple[str, ...]] = ("q_state", "k_state")
+    causal_only: ClassVar[bool] = True
 
     def __init__(self, num_heads: int, hidden_size: int) -> None:
         super().__init__(num_heads)

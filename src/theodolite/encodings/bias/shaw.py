@@ -54,7 +54,9 @@ class ShawBias(ContentBias):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, clip={(self.left, self.right)}, values={self.relative_values is not None}"
 
-    def values(self, weights: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+    def values(
+        self, weights: Tensor, q_positions: Tensor, k_positions: Tensor, *, heads: slice | None = None
+    ) -> Tensor | None:
         """What positions add to attention's output: the sum over keys of `weight * aV[clip(n - m)]`.
 
         Weights of equal distance are added up first: scratch is (B, H, Sq, 2 clip + 1).
@@ -63,15 +65,13 @@ class ShawBias(ContentBias):
             weights: (B, H, Sq, Sk), after the softmax.
             q_positions: (Sq,) or (B, Sq), tokens.
             k_positions: (Sk,) or (B, Sk), tokens.
+            heads: of no effect: all heads share the vectors.
 
         Returns:
-            (B, H, Sq, D) in the dtype of `weights`; to be added to `weights @ v`.
-
-        Raises:
-            ValueError: the module was made with `values=False`.
+            (B, H, Sq, D) in the dtype of `weights`; to be added to `weights @ v`. None with `values=False`.
         """
         if self.relative_values is None:
-            raise ValueError("values: this bias was made with values=False and has no vectors for them")
+            return None
         tokens = q_positions.shape[-1], k_positions.shape[-1]
         if weights.dim() != 4 or weights.shape[2:] != tokens:
             raise ValueError(
