@@ -87,8 +87,9 @@ class TestEachPlace:
         assert Policy(bias=[deberta, ALiBi(4)]).score_scale == pytest.approx((3 * 16) ** -0.5)
         assert Policy(bias=deberta, score_scale=0.3).score_scale == 0.3
         assert Policy(bias=ALiBi(4)).score_scale is None
-        with pytest.raises(ValueError, match=r"biases: got score scales \[1.0, 0.14"):
+        with pytest.raises(ValueError, match=r"score_scale: got None, and the biases were made for \[1.0, 0.14"):
             Policy(bias=[T5Bias(4, bidirectional=False), deberta])
+        assert Policy(bias=[T5Bias(4, bidirectional=False), deberta], score_scale=0.25).score_scale == 0.25
 
     @pytest.mark.parametrize(
         ("mask", "seen"),
@@ -193,6 +194,11 @@ class TestMasks:
             seen = True if pairs is None else bool(pairs[batch, 0, i, j])
             assert bool(mod(*(torch.tensor(index) for index in (batch, 3, i, j)))) == seen
 
+    def test_mask_mod_of_padding(self):
+        real = torch.tensor([[0, 0, 1, 1, 1, 1, 1]])
+        mod = Policy(mask=Mask(causal=False)).mask_mod(Q, Q, visible=visible_keys(real))
+        assert [bool(mod(*(torch.tensor(x) for x in (0, 0, 5, j)))) for j in range(7)] == real[0].bool().tolist()
+
     def test_mask_mod_of_given_pairs(self):
         visible = torch.rand(2, 1, 7, 17, generator=torch.Generator().manual_seed(1)) < 0.7
         policy = Policy()
@@ -239,13 +245,16 @@ class TestMasks:
                 r"visible: got shape \(2, 17\); .* visible_keys",
             ),
             (Policy(), {"visible": torch.ones(2, 1, 17)}, "visible: got torch.float32; give booleans"),
+            (Policy(), {"visible": torch.ones(8, 7, 17, dtype=torch.bool)}, r"visible: got shape \(8, 7, 17\)"),
+            (Policy(), {"positions": Q.expand(3, 7)}, "q_positions: got 3 rows for the 2 of q of shape"),
+            (Policy(), {"positions": Q * float("nan")}, "q_positions: got nan; all must be finite"),
         ],
     )
     def test_shapes_that_do_not_fit(self, policy, change, text):
         q, k, v = qkv()
-        given = {"q": q, "visible": None, **change}
+        given = {"q": q, "visible": None, "positions": Q, **change}
         with pytest.raises(ValueError, match=text):
-            attend_plainly(policy, given["q"], k, v, Q, K, visible=given["visible"])
+            attend_plainly(policy, given["q"], k, v, given["positions"], K, visible=given["visible"])
 
 
 class TestValuesToo:
@@ -268,6 +277,16 @@ class TestValuesToo:
 
     def rows(self):
         return (K[None] - Q[:, None]).clamp(-3, 3) + 3
+
+    def test_with_values_turned_too(self):
+        """Both are relative: the same document at another place gives the same output."""
+        q, k, v = qkv(key_heads=4)
+        shaw = ShawBias(4, 16, clip=3).double()
+        policy = Policy(rotate=rope(), bias=shaw, rotate_values=True)
+        here, there = (attend_plainly(policy, q, k, v, Q + far, K + far) for far in (0, 7))
+        assert (here - there).abs().max() < 16 * 2**-24 * v.abs().max() * q.norm(dim=-1).max() * k.norm(dim=-1).max()
+        with pytest.raises(ValueError, match="v: got 8 channels; the policy's vectors for values have 16"):
+            attend_plainly(Policy(bias=shaw), q, k, v[..., :8], Q, K)
 
 
 class TestStates:
@@ -293,6 +312,12 @@ class TestCheckpointed:
 
         policies = [Policy(rotate=LeRoPE(Rotary(head_dim=16, rope_theta=1e4))) for _ in range(2)]
         q, *_ = (x.float().requires_grad_() for x in qkv())
+
+        # Made where there is no gradient, they are made again where there is one.
+        tables = SharedTables(Q)
+        with torch.no_grad():
+            assert not tables.of(policies[0].rotate).cos.requires_grad
+        assert tables.of(policies[0].rotate).cos.requires_grad
 
         def run(redo):
             tables, out = SharedTables(Q, prepare=policies), q
@@ -377,14 +402,13 @@ class TestByHead:
 
     def policies(self):
         return [
-            Policy(rotate=rope(), scale=LogN(8)),
-            Policy(bias=ALiBi(2)),
+            Policy(rotate=rope(), scale=LogN(8), score_scale=16**-0.5),
+            Policy(bias=ALiBi(2), score_scale=16**-0.5),
             Policy(rotate=rope(rope_theta=1e6), bias=T5Bias(4, bidirectional=False), score_scale=16**-0.5),
         ]
 
     def test_each_as_alone(self):
         first, second, third = self.policies()
-        third.score_scale = None
         torch.nn.init.normal_(third.bias.weight)
         q, k, v = qkv(heads=8, key_heads=4)
         policy = Policy.by_head([(first, 1), (second, 1), (third, 2)], group=2)
@@ -419,7 +443,7 @@ class TestByHead:
     def test_groups_are_not_split(self):
         q, k, _ = qkv(heads=8, key_heads=2)
         bias = BiasByHead([(None, 2), (CoPE(6, 16, max_positions=8), 6)])
-        with pytest.raises(ValueError, match="parts: heads 0 to 2 split a group of 4 queries"):
+        with pytest.raises(ValueError, match="parts: heads 2 to 8 split a group of 4 queries"):
             bias.dense(Q, K, q=q, k=k)
 
     def test_states_of_some_heads(self):
@@ -436,6 +460,40 @@ class TestByHead:
         assert (later - state[:, :, 9:]).sum(-1).abs().max() < 1e-10
         # A product of fewer rows may be summed in another order.
         assert (bias.state(x, heads=slice(1, 3)) - state[:, 1:3]).abs().max() < 1e-12
+
+    def test_score_scale_of_parts(self):
+        t5 = T5Bias(4, bidirectional=False)
+        assert BiasByHead([(t5, 4), (None, 2)]).score_scale == 1.0
+        with pytest.raises(ValueError, match=r"score_scale: got None, and the biases were made for \[1.0, None\]"):
+            Policy(bias=BiasByHead([(t5, 4), (ALiBi(2), 2)]))
+
+    def test_keys_that_nobody_reads_are_not_cut(self):
+        bias = BiasByHead([(ALiBi(3), 3), (None, 5)])
+        q, k, _ = qkv(heads=8, key_heads=2)
+        assert torch.equal(bias.dense(Q, K, q=q, k=k), bias.dense(Q, K))
+        cope = BiasByHead([(CoPE(8, 16, max_positions=8), 8)])
+        with pytest.raises(ValueError, match="k: got 4 heads for 2 query heads; they must be those of the same rank"):
+            cope.dense(Q, K, q=q[:, :2], k=torch.zeros(2, 4, 17, 16), heads=slice(0, 2))
+
+    @pytest.mark.parametrize(
+        ("make", "text"),
+        [
+            (lambda: ScaleByHead([(SSMax(8), 4)]), "parts: got a SSMax of 8 heads for 4 heads"),
+            (lambda: ScaleByHead([(ALiBi(4), 4)]), "parts: got a ALiBi; a part is a Scale module"),
+            (lambda: BiasByHead([("x", 2)]), "parts: got a str; a part is a Bias module"),
+            (lambda: ScaleProduct([SSMax(8), SSMax(4)]), r"scales: got \[4, 8\] heads"),
+            (lambda: ScaleByHead([(SSMax(4), 4), (None, 4)]).factors(Q, heads=slice(4, 12)), "heads: got slice"),
+            (lambda: SSMax(8)(torch.zeros(1, 1, 7, 4), Q), "heads: got 8 for the 1 of q of shape"),
+            (
+                lambda: LogN(8)(torch.zeros(1, 8, 7, 4), Q.expand(3, 7)),
+                "positions: got 3 rows for the 1 of q",
+            ),
+            (lambda: Policy(score_scale=-1.0), "score_scale: got -1.0; it must be a finite number above 0"),
+        ],
+    )
+    def test_refusals(self, make, text):
+        with pytest.raises(ValueError, match=text):
+            make()
 
     def test_slopes(self):
         assert BiasByHead([(ALiBi(2), 2), (None, 1)]).slopes().tolist() == [*ALiBi(2).slopes().tolist(), 0.0]

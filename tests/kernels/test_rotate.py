@@ -190,7 +190,7 @@ class TestStrides:
 
     def test_inplace_on_a_tensor_that_overlaps_itself_is_refused(self):
         k = randn(2, 1, 9, 16).expand(2, 3, 9, 16)
-        with pytest.raises(RuntimeError, match="single memory location"):
+        with pytest.raises(RuntimeError, match="k: it overlaps itself"):
             rotate(None, k, *tables(9, 8), inplace=True)
 
     def test_strided_tables(self):
@@ -305,7 +305,7 @@ class TestRefusals:
 
     def test_one_tensor_is_not_turned_twice(self):
         q, (cos, sin) = randn(1, 2, 9, 8), tables(9, 4)
-        with pytest.raises(ValueError, match="k: it is q itself"):
+        with pytest.raises(ValueError, match="k: it shares elements with q"):
             rotate(q, q, cos, sin, inplace=True)
 
 
@@ -389,6 +389,48 @@ class TestCost:
         # Four float32 scratch tensors of 1 MiB (two halves, one product, the cast of a half twice), and the output.
         assert peak <= (0 if inplace else size) + 6 * 2**20
         assert peak >= 2**20
+
+
+class TestTurnedTwice:
+    """In place, an element that is in q and in k would be turned twice; parts of a fused projection are not."""
+
+    def fused(self):
+        return torch.randn(2, 5, 6 * 8, generator=torch.Generator().manual_seed(0))
+
+    @pytest.mark.parametrize(
+        "views",
+        [
+            lambda x: (x, x[:]),
+            lambda x: (x, x[:, :2]),
+            lambda x: (x[:, :3], x[:, 2:5]),
+            lambda x: (x[:, 2:5], x[:, :3]),
+            lambda x: (x[:, ::2], x[:, ::3]),
+        ],
+        ids=["whole", "a part", "overlap", "overlap, behind", "every second and third"],
+    )
+    def test_shared_elements_are_refused(self, views):
+        x = self.fused().unflatten(-1, (6, 8)).transpose(1, 2)
+        kept = x.clone()
+        with pytest.raises(ValueError, match="k: it shares elements with q"):
+            rotate(*views(x), *tables(5, 4), inplace=True)
+        assert torch.equal(x, kept)
+
+    @pytest.mark.parametrize("heads", [(2, 2), (4, 1), (1, 5)])
+    def test_parts_of_a_fused_projection(self, heads):
+        fused = self.fused()
+        x = fused.unflatten(-1, (6, 8)).transpose(1, 2)
+        q, k = x[:, : heads[0]], x[:, heads[0] : sum(heads)]
+        expected = rotate(q, k, *tables(5, 4))
+        rotate(q, k, *tables(5, 4), inplace=True)
+        assert torch.equal(q, expected[0])
+        assert torch.equal(k, expected[1])
+
+    def test_nothing_is_turned_where_one_is_refused(self):
+        q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 1, 5, 8).expand(1, 2, 5, 8)
+        kept = q.clone()
+        with pytest.raises(RuntimeError, match="k: it overlaps itself"):
+            rotate(q, k, *tables(5, 4), inplace=True)
+        assert torch.equal(q, kept)
 
 
 class TestTablesPerHead:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from theodolite.encodings.policy import Policy
 from theodolite.encodings.shared import SharedTables
+from theodolite.positions.visible import require_visible
 
 
 def attend_plainly(
@@ -45,7 +46,7 @@ def attend_plainly(
         (B, H, Sq, E) in the dtype of v.
     """
     k_positions = q_positions if k_positions is None else k_positions
-    _check(policy, q, k, v, q_positions, k_positions, sinks)
+    _check(policy, q, k, v, q_positions, k_positions, sinks, visible)
     seen = policy.visible(q_positions, k_positions, visible=visible)
     bias = policy.dense_bias(q_positions, k_positions, q=q, k=k, x=x, q_state=q_state, k_state=k_state, visible=seen)
     q_tables, k_tables = (SharedTables(at, lengths=lengths, device=q.device) for at in (q_positions, k_positions))
@@ -67,9 +68,12 @@ def attend_plainly(
     blind = (scores == -math.inf).all(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)[..., : k.shape[2]]
     out = torch.matmul(weights, turned.repeat_interleave(group, dim=1).to(dtype))
+    out = policy.turn_output_back(out, q_tables)
+    # Relative already, so added after turning back.
     added = policy.values(weights, q_positions, k_positions)
-    out = (out if added is None else out + added).to(v.dtype)
-    return policy.turn_output_back(out, q_tables)
+    if added is not None and added.shape != out.shape:
+        raise ValueError(f"v: got {v.shape[-1]} channels; the policy's vectors for values have {added.shape[-1]}")
+    return (out if added is None else out + added).to(v.dtype)
 
 
 def _check(
@@ -80,6 +84,7 @@ def _check(
     q_positions: Tensor,
     k_positions: Tensor,
     sinks: Tensor | None,
+    visible: Tensor | None,
 ) -> None:
     if policy.mask.sinks != (sinks is not None):
         raise ValueError(f"sinks: got {'logits' if sinks is not None else 'None'} with {policy.mask}")
@@ -93,6 +98,15 @@ def _check(
             f"k, v: got shapes {tuple(k.shape)} and {tuple(v.shape)} for q of shape {tuple(q.shape)}; they must be "
             "(B, Hkv, Sk, D) and (B, Hkv, Sk, E), where Hkv divides H"
         )
+    for name, positions in (("q_positions", q_positions), ("k_positions", k_positions)):
+        if positions.dim() > 1 and positions.shape[-2] not in (1, q.shape[0]):
+            raise ValueError(
+                f"{name}: got {positions.shape[-2]} rows for the {q.shape[0]} of q of shape {tuple(q.shape)}"
+            )
+    if sinks is not None and tuple(sinks.shape) != (q.shape[1],):
+        raise ValueError(f"sinks: got shape {tuple(sinks.shape)}; it must be one for each head, ({q.shape[1]},)")
+    if visible is not None:
+        require_visible(visible, q.shape[2], k.shape[2], batch=q.shape[0], heads=q.shape[1])
     heads = policy.bias.num_heads if policy.bias is not None else q.shape[1]
     if heads != q.shape[1]:
         raise ValueError(f"q: got {q.shape[1]} heads; the policy's {type(policy.bias).__name__} has {heads}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -70,6 +71,13 @@ class Policy(nn.Module):
             raise ValueError(f"mask: got {self.mask}; {type(self.bias).__name__} is for keys up to the query alone")
         self.rotate_values = rotate_values
         made_for = None if self.bias is None else self.bias.score_scale
+        if score_scale is None and self.bias is not None and len(self.bias.score_scales) > 1:
+            raise ValueError(
+                f"score_scale: got None, and the biases were made for {list(self.bias.score_scales)} (None is "
+                "head_dim ** -0.5); give the one that all heads shall have"
+            )
+        if score_scale is not None and not (math.isfinite(score_scale) and score_scale > 0):
+            raise ValueError(f"score_scale: got {score_scale}; it must be a finite number above 0")
         self.score_scale = made_for if score_scale is None else score_scale
 
     @classmethod
@@ -170,6 +178,8 @@ class Policy(nn.Module):
         """The same for FlexAttention's `create_block_mask`: a function that holds no tensor of all pairs of its own."""
         several = q_positions.dim() == 3 or k_positions.dim() == 3
         pairs = self.visible(q_positions, k_positions, visible=visible) if several or visible is not None else None
+        if pairs is not None:
+            pairs = pairs.expand(-1, -1, q_positions.shape[-1], k_positions.shape[-1])
         q_at, k_at = (torch.atleast_2d(_one_axis(positions)) for positions in (q_positions, k_positions))
 
         def mask_mod(batch: Tensor, head: Tensor, q_index: Tensor, k_index: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ class SharedTables:
         device: where the tables are put; that of `positions` by default.
         prepare: rotations, policies or whole models whose tables are made at once. Needed where layers are checkpointed
             and frequencies are learned: a table that was made inside a checkpoint is not made again when it is redone.
+            Checkpoints with `use_reentrant=True` go backward one by one, and cannot share a table that is learned.
 
     Example:
         >>> import torch
@@ -42,14 +43,15 @@ class SharedTables:
         prepare: Iterable[nn.Module] = (),
     ) -> None:
         self.positions, self.lengths, self.device = positions, lengths, device
-        self._made: dict[tuple[Hashable, bool], Any] = {}
+        self._made: dict[tuple[Hashable, bool, bool], Any] = {}
         for module in prepare:
             for rotate in _outermost(module):
                 self.of(rotate)
 
     def of(self, rotate: Rotate, *, amplitude: bool = True) -> Any:
         """The tables of this rotation at these positions; without `amplitude` pure rotations, as for values."""
-        key = rotate.table_key, amplitude
+        # Tables that were made without a gradient, of frequencies that are learned, have none to give.
+        key = rotate.table_key, amplitude, torch.is_grad_enabled()
         if key not in self._made:
             self._made[key] = rotate.tables(
                 self.positions, lengths=self.lengths, amplitude=amplitude, device=self.device

@@ -56,8 +56,8 @@ def rotate(
     for name, x in (("q", q), ("k", k)):
         if x is not None:
             _check(name, x, cos, sin, rotary_dim, heads_first, inplace)
-    if inplace and q is not None and q is k:
-        raise ValueError("k: it is q itself, which in place would be turned twice; give one of the two as None")
+    if inplace and q is not None and k is not None:
+        require_apart(q, k)
     options = (cos, sin, interleaved, rotary_dim, trailing, heads_first, conjugate, inplace)
     return None if q is None else _turn(q, *options), None if k is None else _turn(k, *options)
 
@@ -168,8 +168,44 @@ def _check(
             raise ValueError(f"{table_name}: it requires a gradient, which needs {name} as it was; use inplace=False")
     if cos.shape != sin.shape:
         raise ValueError(f"sin: got shape {tuple(sin.shape)}; it must be that of cos, {tuple(cos.shape)}")
+    if inplace and any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
+        raise RuntimeError(f"{name}: it overlaps itself (an expanded tensor) and cannot be turned in place")
     if inplace and x.requires_grad and x.is_leaf and torch.is_grad_enabled():
         raise RuntimeError(f"{name}: a leaf that requires a gradient cannot be turned in place; use inplace=False")
+
+
+def require_apart(q: Tensor, k: Tensor) -> None:
+    """Refuse queries and keys that share an element: in place it would be turned twice.
+
+    Slices of a fused projection pass, whose elements stand in turn. Views with different strides are told apart only by
+    where they begin.
+
+    Raises:
+        ValueError: they do.
+    """
+    if q.is_meta or torch.compiler.is_compiling() or q.numel() == 0 or k.numel() == 0:
+        return
+    offset = (k.data_ptr() - q.data_ptr()) / q.element_size()
+    same = q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
+    if same and (offset == 0 or (q.stride() == k.stride() and _meet(int(offset), q, k))):
+        raise ValueError(
+            "k: it shares elements with q, which in place would be turned twice; give one of the two as None"
+        )
+
+
+def _meet(offset: int, q: Tensor, k: Tensor) -> bool:
+    """Whether some element of q is one of k, which begins `offset` elements later with the same strides."""
+    axes = sorted(zip(q.stride(), q.shape, k.shape, strict=True), reverse=True)
+
+    def reached(left: int, axis: int) -> bool:
+        # What is to be found are steps along each axis, from -(k's size) to q's, that make up the offset.
+        if axis == len(axes):
+            return left == 0
+        stride, ours, others = axes[axis]
+        near = left // stride if stride else 0
+        return any(-others < step < ours and reached(left - step * stride, axis + 1) for step in {near, near + 1, 0})
+
+    return reached(offset, 0)
 
 
 def _fits(table: Tensor, batch: int, heads: int, tokens: int, pairs: int) -> bool:

@@ -41,6 +41,8 @@ def require_positions(name: str, positions: Tensor, *, dims: tuple[int, ...]) ->
     if positions.requires_grad:
         raise ValueError(f"{name}: they require a gradient, and positions give none; detach them")
     _require_dims(name, positions, dims)
+    if positions.is_floating_point() and can_read_at_once(positions) and not bool(positions.isfinite().all()):
+        raise ValueError(f"{name}: got {positions[~positions.isfinite()][0]}; all must be finite")
 
 
 def require_integers(name: str, positions: Tensor, *, dims: tuple[int, ...] | None = None) -> None:

@@ -69,6 +69,41 @@ class TestBlocksChangeNothing:
         assert Curve(2).dense(Q, K[:tokens]).shape == (1, 2, 7, tokens)
 
 
+class TestFunctionsOfLess:
+    """BLOOM's bias is of the key alone: what does not depend on the query is still said for each."""
+
+    @pytest.mark.parametrize("reads", ["key", "query", "neither", "no head"])
+    def test_broadcast(self, small_blocks, reads):
+        class Less(PairwiseBias):
+            def __init__(self):
+                super().__init__(4)
+                self.slope = torch.nn.Parameter(torch.linspace(1, 2, 4, dtype=torch.float64))
+
+            def _parameters_of_pairs(self):
+                return (self.slope,)
+
+            def _value(self, q_position, k_position, head, slope):
+                at = {"key": k_position, "query": q_position, "neither": 1.0, "no head": k_position}[reads]
+                return (slope[:1] if reads == "no head" else slope[head]) * at
+
+        bias = Less()
+        factor = {"key": K[None].expand(7, 9), "query": Q[:, None].expand(7, 9), "neither": torch.ones(7, 9)}
+        pairs = factor.get(reads, factor["key"]).double()
+        slope = bias.slope.detach()[:1].expand(4) if reads == "no head" else bias.slope.detach()
+        for dense in (bias.dense(Q, K), torch.no_grad()(bias.dense)(Q, K)):
+            assert torch.equal(dense[0].detach(), slope[:, None, None] * pairs)
+        grad = torch.randn(1, 4, 7, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        bias.dense(Q, K).backward(grad)
+        expected = (grad[0] * pairs).sum((1, 2))
+        expected = torch.cat((expected.sum(0, keepdim=True), torch.zeros(3))) if reads == "no head" else expected
+        assert (bias.slope.grad - expected).abs().max() < 1e-10
+
+    def test_positions_made_in_inference_mode(self):
+        with torch.inference_mode():
+            at = torch.arange(40, 47)
+        Curve(2).dense(at, at).sum().backward()
+
+
 class TestHeadsOfARank:
     """Tensor parallelism: each rank asks for its own heads."""
 

@@ -99,8 +99,8 @@ class TestHeadsOfARank:
     @pytest.mark.parametrize(
         ("make", "message"),
         [
-            (lambda: SSMax(0), "num_heads: got 0; it must be at least 1"),
-            (lambda: SSMax(2.0), "num_heads: got a float; give a Python int"),
+            (lambda: SSMax(0), "num_heads: got 0; it must be a whole number of at least 1"),
+            (lambda: SSMax(2.0), "num_heads: got 2.0; it must be a whole number"),
             (lambda: SSMax(2, initial_scale=math.inf), "initial_scale: got inf; it must be a finite number"),
             (lambda: SSMax(2, bias=True, initial_bias=None), "initial_bias: got None; it must be a finite number"),
         ],

@@ -91,7 +91,7 @@ class ALiBi(PairwiseBias):
 
     def slopes(self, heads: slice | None = None) -> Tensor:
         """(H,), float32, on the CPU: the bias is `-slope * distance` for every pair that a causal mask leaves."""
-        return torch.tensor(self._slopes[self._heads(heads)], dtype=torch.float32)
+        return torch.tensor(self._slopes[self._heads(heads)], dtype=torch.float32, device="cpu")
 
     def _value(self, q_position: Tensor, k_position: Tensor, head: Tensor, *parameters: Tensor) -> Tensor:
         (slopes,) = parameters

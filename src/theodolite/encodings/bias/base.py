@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.encodings.bias.blocks import in_blocks
+from theodolite.encodings.heads import heads_of_rank, require_heads
 from theodolite.encodings.legacy import drop_legacy_keys
 from theodolite.positions.checks import require_positions
 
@@ -50,12 +51,13 @@ class Bias(nn.Module):
     """Whether it is defined for keys up to the query alone."""
     score_scale: float | None = None
     """What must multiply q.k where this bias is added; None for `head_dim ** -0.5`."""
+    score_scales: tuple[float | None, ...] = ()
+    """The same of its parts, where it has several."""
     legacy_keys: tuple[str, ...] = ()
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
-            raise ValueError(f"num_heads: got {num_heads!r}; it must be a whole number of at least 1")
+        require_heads("num_heads", num_heads)
         self.num_heads = num_heads
 
     def dense(
@@ -149,12 +151,7 @@ class Bias(nn.Module):
         return content
 
     def _heads(self, heads: slice | None) -> slice:
-        if heads is None:
-            return slice(0, self.num_heads)
-        start, stop, step = heads.start or 0, self.num_heads if heads.stop is None else heads.stop, heads.step
-        if not 0 <= start < stop <= self.num_heads or step not in (None, 1):
-            raise ValueError(f"heads: got {heads}; it must lie within the {self.num_heads} heads, step 1")
-        return slice(start, stop)
+        return heads_of_rank(heads, self.num_heads)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         drop_legacy_keys(self, state_dict, prefix)
@@ -194,4 +191,7 @@ class PairwiseBias(Bias):
 
 
 def _rows(positions: Tensor) -> Tensor:
+    # What was made in inference mode cannot be saved for a backward.
+    if not torch.compiler.is_compiling() and positions.is_inference() and torch.is_grad_enabled():
+        positions = positions.clone()
     return positions if positions.dim() == 2 else positions[None]

@@ -22,7 +22,7 @@ def in_blocks(value: PairFunction, q: Tensor, k: Tensor, head: Tensor, parameter
     again rather than keeping what they computed. A compiler fuses the plain formula itself.
     """
     if torch.compiler.is_compiling():
-        return value(q, k, head, *parameters)
+        return _of_all_pairs(value, q, k, head, parameters)
     if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
         result: Tensor = _apply(value, q, k, head, *parameters)
         return result
@@ -32,14 +32,21 @@ def in_blocks(value: PairFunction, q: Tensor, k: Tensor, head: Tensor, parameter
 def _forward(value: PairFunction, q: Tensor, k: Tensor, head: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     out: Tensor | None = None
     for start, block in _blocks(q, k, head):
-        part = value(block, k, head, *parameters)
+        part = _of_all_pairs(value, block, k, head, parameters)
         if part.shape[2] == q.shape[2]:
             return part
         if out is None:
             out = part.new_empty((*part.shape[:2], q.shape[2], part.shape[3]))
         out[:, :, start : start + part.shape[2]] = part
     # No query at all: the shape and dtype are those of an empty block.
-    return value(q, k, head, *parameters) if out is None else out
+    return _of_all_pairs(value, q, k, head, parameters) if out is None else out
+
+
+def _of_all_pairs(value: PairFunction, q: Tensor, k: Tensor, head: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """(B, H, rows, Sk), although a function may say the same for all queries, keys or heads."""
+    part = value(q, k, head, *parameters)
+    shape = torch.broadcast_shapes(part.shape, (max(q.shape[0], k.shape[0]), head.shape[1], q.shape[2], k.shape[3]))
+    return part if part.shape == shape else part.expand(shape).contiguous()
 
 
 def _blocks(q: Tensor, k: Tensor, head: Tensor) -> list[tuple[int, Tensor]]:
@@ -66,7 +73,7 @@ class _InBlocks(torch.autograd.Function):
         for start, block in _blocks(q, k, head):
             with torch.enable_grad():
                 leaves = [parameter.detach().requires_grad_(i in wanted) for i, parameter in enumerate(parameters)]
-                part = ctx.value(block, k, head, *leaves)
+                part = _of_all_pairs(ctx.value, block, k, head, leaves)
             found = torch.autograd.grad(
                 part, [leaves[i] for i in wanted], grad[:, :, start : start + part.shape[2]], allow_unused=True
             )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.encodings.bias.base import Bias, Content, ScoreMod
+from theodolite.encodings.heads import require_heads
 
 
 class BiasSum(Bias):
@@ -27,11 +28,9 @@ class BiasSum(Bias):
             raise ValueError(f"biases: got {counts} heads; all must have the same number")
         if sum("k_state" in bias.reads for bias in biases) > 1:
             raise ValueError("biases: got two that keep a state with the keys; only one may")
-        scales = [bias.score_scale for bias in biases if bias.score_scale is not None]
-        if len(set(scales)) > 1:
-            raise ValueError(f"biases: got score scales {scales}; those that were made for one must agree on it")
         super().__init__(counts[0])
-        self.score_scale = scales[0] if scales else None
+        self.score_scales = tuple(dict.fromkeys(bias.score_scale for bias in biases if bias.score_scale is not None))
+        self.score_scale = self.score_scales[0] if len(self.score_scales) == 1 else None
         self.biases = nn.ModuleList(biases)
         self.reads = _all_reads(biases)  # type: ignore[misc]
         self.causal_only = any(bias.causal_only for bias in biases)  # type: ignore[misc]
@@ -88,12 +87,15 @@ class BiasByHead(Bias):
         if not parts:
             raise ValueError("parts: got none; give pairs of a bias, or None, and its heads")
         for part, count in parts:
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ValueError(f"parts: got {count!r} heads; it must be a whole number of at least 1")
+            require_heads("parts", count)
+            if part is not None and not isinstance(part, Bias):
+                raise ValueError(f"parts: got a {type(part).__name__}; a part is a Bias module, or None to add nothing")
             if part is not None and part.num_heads != count:
                 raise ValueError(f"parts: got a {type(part).__name__} of {part.num_heads} heads for {count} heads")
         super().__init__(sum(count for _, count in parts))
         there = [part for part, _ in parts if part is not None]
+        self.score_scales = tuple(dict.fromkeys(bias.score_scale for bias in there))
+        self.score_scale = self.score_scales[0] if len(self.score_scales) == 1 else None
         self.biases = nn.ModuleList(there)
         self._there = tuple(part is not None for part, _ in parts)
         self._ends = tuple(accumulate((count for _, count in parts), initial=0))
@@ -135,7 +137,9 @@ class BiasByHead(Bias):
         return whole
 
     def slopes(self, heads: slice | None = None) -> Tensor | None:
-        parts = [torch.zeros(hi - lo) if bias is None else bias.slopes() for lo, hi, bias in self._parts()]
+        parts = [
+            torch.zeros(hi - lo, device="cpu") if bias is None else bias.slopes() for lo, hi, bias in self._parts()
+        ]
         if any(part is None for part in parts):
             return None
         return torch.cat([part.cpu() for part in cast(list[Tensor], parts)])[self._heads(heads)]
@@ -156,7 +160,8 @@ class BiasByHead(Bias):
             start, stop = max(lo, heads.start), min(hi, heads.stop)
             if start < stop:
                 here = slice(start - heads.start, stop - heads.start)
-                yield here, bias, _of_heads(content, here, heads.stop - heads.start), slice(start - lo, stop - lo)
+                reads = () if bias is None else bias.reads
+                yield here, bias, _of_heads(content, here, heads, reads), slice(start - lo, stop - lo)
 
     def _dense(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> Tensor:
         parts = [
@@ -201,11 +206,16 @@ def _all_reads(biases: Sequence[Bias]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for bias in biases for name in bias.reads))
 
 
-def _of_heads(content: Content, here: slice, heads: int) -> Content:
-    """What the heads `here`, of `heads` query heads, may read; grouped queries share their key heads."""
+def _of_heads(content: Content, here: slice, heads: slice, reads: Sequence[str]) -> Content:
+    """What the heads `here`, of a rank's, may read; grouped queries share their key heads."""
     q, k, x, q_state, k_state, visible = content
+    if "k" not in reads:
+        k = None
     if k is not None:
-        group = heads // k.shape[1]
+        count = heads.stop - heads.start
+        if k.shape[1] == 0 or count % k.shape[1]:
+            raise ValueError(f"k: got {k.shape[1]} heads for {count} query heads; they must be those of the same rank")
+        group = count // k.shape[1]
         if here.start % group or here.stop % group:
             raise ValueError(
                 f"parts: heads {here.start} to {here.stop} split a group of {group} queries that share a key head"

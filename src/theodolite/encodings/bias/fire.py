@@ -43,8 +43,9 @@ class Fire(PairwiseBias):
                 raise ValueError(f"{name}: got {number!r}; it must be a positive number")
         self.init_c, self.init_L = float(init_c), float(init_L)
         self.mlp = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, num_heads))
-        self.c = nn.Parameter(torch.empty(()))
-        self.L_multiplier = nn.Parameter(torch.empty(()))
+        # Of one dimension, for sharded training refuses parameters without any.
+        self.c = nn.Parameter(torch.empty(1))
+        self.L_multiplier = nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -55,7 +56,7 @@ class Fire(PairwiseBias):
 
     def _parameters_of_pairs(self) -> tuple[Tensor, ...]:
         first, last = self._layers()
-        learned = first.weight[:, 0], first.bias, last.weight, last.bias, self.c[None], self.L_multiplier[None]
+        learned = first.weight[:, 0], first.bias, last.weight, last.bias, self.c, self.L_multiplier
         return tuple(p if p.dtype == torch.float64 else p.float() for p in learned)
 
     def _layers(self) -> tuple[nn.Linear, nn.Linear]:
@@ -76,8 +77,12 @@ class Fire(PairwiseBias):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Takes the authors' `init_L`, a constant that they store, and refuses one that is not this module's."""
+        for name in ("c", "L_multiplier"):
+            if isinstance(learned := state_dict.get(prefix + name), Tensor) and learned.dim() == 0:
+                state_dict[prefix + name] = learned[None]
         stored = state_dict.pop(prefix + "init_L", None)
-        if stored is not None and float(stored) != self.init_L:
+        # Stored in half precision at worst.
+        if stored is not None and not math.isclose(float(stored), self.init_L, rel_tol=2.0**-8):
             args[-1].append(f"{prefix}init_L: the checkpoint has {float(stored):g}, this module {self.init_L:g}")
         super()._load_from_state_dict(state_dict, prefix, *args)
 

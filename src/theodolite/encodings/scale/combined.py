@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from theodolite.encodings.heads import heads_of_rank, require_heads
 from theodolite.encodings.scale.base import Scale
 
 
@@ -19,6 +20,10 @@ class ScaleProduct(Scale):
         super().__init__()
         if not scales:
             raise ValueError("scales: got none; give at least one")
+        counts = {scale.num_heads for scale in scales if scale.num_heads is not None}
+        if len(counts) > 1:
+            raise ValueError(f"scales: got {sorted(counts)} heads; all that differ by head must have the same number")
+        self.num_heads = counts.pop() if counts else None
         self.scales = nn.ModuleList(scales)
 
     def reset_parameters(self) -> None:
@@ -43,19 +48,23 @@ class ScaleByHead(Scale):
         super().__init__()
         if not parts:
             raise ValueError("parts: got none; give pairs of a scale, or None, and its heads")
-        for _, count in parts:
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ValueError(f"parts: got {count!r} heads; it must be a whole number of at least 1")
+        for part, count in parts:
+            require_heads("parts", count)
+            if part is not None and not isinstance(part, Scale):
+                raise ValueError(f"parts: got a {type(part).__name__}; a part is a Scale module, or None for 1")
+            if part is not None and part.num_heads not in (None, count):
+                raise ValueError(f"parts: got a {type(part).__name__} of {part.num_heads} heads for {count} heads")
         self.scales = nn.ModuleList(scale for scale, _ in parts if scale is not None)
         self._there = tuple(scale is not None for scale, _ in parts)
         self._ends = tuple(accumulate((count for _, count in parts), initial=0))
+        self.num_heads = self._ends[-1]
 
     def reset_parameters(self) -> None:
         for scale in self.scales:
             cast(Scale, scale).reset_parameters()
 
     def _factors(self, positions: Tensor, heads: slice | None) -> Tensor:
-        heads = slice(0, self._ends[-1]) if heads is None else heads
+        heads = heads_of_rank(heads, self._ends[-1])
         scales, made = iter(self.scales), []
         for lo, hi, there in zip(self._ends, self._ends[1:], self._there, strict=False):
             scale = cast(Scale, next(scales)) if there else None

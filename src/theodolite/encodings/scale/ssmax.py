@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from theodolite.encodings.heads import heads_of_rank, require_heads
 from theodolite.encodings.scale.base import Scale
 from theodolite.encodings.scale.temperature import tokens_seen
 from theodolite.plan.errors import PlanError, is_number
-from theodolite.positions.checks import require_count
 
 
 class SSMax(Scale):
@@ -37,7 +37,7 @@ class SSMax(Scale):
         self, num_heads: int, *, bias: bool = False, initial_scale: float = 0.43, initial_bias: float = 0.0
     ) -> None:
         super().__init__()
-        require_count("num_heads", num_heads, least=1)
+        require_heads("num_heads", num_heads)
         for name, value in (("initial_scale", initial_scale), ("initial_bias", initial_bias)):
             if not is_number(value):
                 raise PlanError(name, value, "it must be a finite number")
@@ -55,19 +55,11 @@ class SSMax(Scale):
             nn.init.constant_(self.bias, self.initial_bias)
 
     def _factors(self, positions: Tensor, heads: slice | None) -> Tensor:
-        mine = self._heads(heads)
+        mine = heads_of_rank(heads, len(self.scale))
         dtype = torch.float64 if self.scale.dtype == torch.float64 else torch.float32
         log_n = tokens_seen(positions, dtype=dtype).log()[:, None]
         factors = self.scale[mine].to(dtype)[:, None] * log_n
         return factors if self.bias is None else factors + self.bias[mine].to(dtype)[:, None]
-
-    def _heads(self, heads: slice | None) -> slice:
-        if heads is None:
-            return slice(0, self.num_heads)
-        start, stop = heads.start or 0, self.num_heads if heads.stop is None else heads.stop
-        if not 0 <= start < stop <= self.num_heads or heads.step not in (None, 1):
-            raise ValueError(f"heads: got {heads}; it must lie within the {self.num_heads} heads, step 1")
-        return slice(start, stop)
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, bias={self.bias is not None}"
