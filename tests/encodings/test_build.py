@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from theodolite.encodings.build import build, build_embed
-from theodolite.plan import Bias, Embedding, LayerPlan, Mask
+from theodolite.plan import Bias, Embedding, LayerPlan, Mask, ModelPlan, Rotary
 from theodolite.plan.huggingface import read_config
 
 Q, K = torch.arange(50, 57), torch.arange(40, 57)
@@ -46,12 +46,42 @@ class TestBiases:
 
     def test_deberta_with_and_without_buckets(self):
         sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "relative_attention": True}
+        sizes["pos_att_type"] = ["c2p", "p2c"]
         buckets = transformers.DebertaV2Config(**sizes, position_buckets=16, max_relative_positions=64)
         policy = build(layer_of(buckets), num_heads=4, head_dim=8, hidden_size=32)
         assert (policy.bias.position_buckets, policy.bias.max_relative_positions) == (16, 64)
         assert policy.score_scale == pytest.approx((3 * 8) ** -0.5)
         plain = transformers.DebertaConfig(**sizes, max_relative_positions=64)
         assert build(layer_of(plain), num_heads=4, head_dim=8, hidden_size=32).bias.position_buckets is None
+
+    def test_deberta_with_one_term_and_a_layer_norm(self):
+        """Another number of terms is another scale of all scores."""
+        config = transformers.DebertaV2Config(
+            num_hidden_layers=1, hidden_size=32, num_attention_heads=4, relative_attention=True, position_buckets=16,
+            max_relative_positions=64, pos_att_type=["p2c"], norm_rel_ebd="layer_norm", layer_norm_eps=1e-3,
+        )  # fmt: skip
+        policy = build(layer_of(config), num_heads=4, head_dim=8, hidden_size=32)
+        assert policy.bias.pos_att_type == ("p2c",)
+        assert policy.score_scale == pytest.approx((2 * 8) ** -0.5)
+        norm = policy.bias.rel_embeddings.LayerNorm
+        assert norm.eps == 1e-3
+        with torch.no_grad():
+            norm.weight.zero_()
+        policy.reset_parameters()
+        assert (norm.weight == 1).all()
+
+    def test_deberta_with_attention_s_own_projections(self):
+        """Projections of its own would start as noise in a model that has learned others."""
+        layer = LayerPlan(bias=Bias(kind="deberta", buckets=32, max_distance=64, terms=("c2p",), share_att_key=True))
+        sizes = {"num_heads": 4, "head_dim": 8, "hidden_size": 32}
+        with pytest.raises(ValueError, match="key_proj: got None; this bias has attention's own projections"):
+            build(layer, **sizes, query_proj=torch.nn.Linear(32, 32))
+        projection = torch.nn.Linear(32, 32)
+        assert build(layer, **sizes, key_proj=projection).bias.pos_key_proj is projection
+
+    def test_a_clamped_transformer_xl(self):
+        layer = layer_of(transformers.XLNetConfig(n_layer=1, d_model=32, n_head=4, clamp_len=5))
+        assert build(layer, num_heads=4, head_dim=8, hidden_size=32).bias.clamp_length == 5
 
     def test_widths_that_are_needed(self):
         layer = LayerPlan(bias=Bias(kind="transformer-xl"))
@@ -64,6 +94,45 @@ class TestBiases:
         bias = build(layer, num_heads=4).dense_bias(torch.tensor([5]), torch.tensor([3, 7]))
         assert torch.equal(bias[..., 0], bias[..., 1])
         assert (bias < 0).all()
+
+
+class TestWhatIsNoLayer:
+    """A plan of something else is named in the error, with what to write instead."""
+
+    MODEL = ModelPlan(model_type="m", max_position_embeddings=8, layers=(LayerPlan(),) * 2)
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            (MODEL, r"layer: got a ModelPlan, .*\[build\(layer, num_heads=...\) for layer in plan.layers\]"),
+            (Rotary(head_dim=8, rope_theta=1e4), r"layer: got a Rotary, .*LayerPlan\(rotate=rotary\)"),
+            (Bias(kind="alibi"), r"layer: got a Bias, .*LayerPlan\(bias=bias\)"),
+            (Embedding(kind="sinusoidal"), r"layer: got an Embedding, .*build_embed\(plan.embed, dim=...\)"),
+            ({"rotate": None}, "layer: got a dict, give one of plan.layers"),
+        ],
+        ids=["model", "rotary", "bias", "embedding", "dict"],
+    )
+    @pytest.mark.parametrize("sizes", [{}, {"num_heads": 4}], ids=["alone", "heads"])
+    def test_build(self, given, message, sizes):
+        with pytest.raises(ValueError, match=message):
+            build(given, **sizes)
+
+    def test_heads_are_needed(self):
+        with pytest.raises(ValueError, match="num_heads: got None; give the query heads of the whole model"):
+            build(LayerPlan())
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            (MODEL, r"embed: got a ModelPlan, .*build_embed\(plan.embed, dim=...\)"),
+            (None, "embed: got None; this model adds no positions to its embeddings"),
+            (Rotary(head_dim=8, rope_theta=1e4), "embed: got a Rotary; give plan.embed"),
+        ],
+        ids=["model", "none", "rotary"],
+    )
+    def test_build_embed(self, given, message):
+        with pytest.raises(ValueError, match=message):
+            build_embed(given, dim=8)
 
 
 class TestEmbeddings:

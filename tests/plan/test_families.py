@@ -357,12 +357,13 @@ class TestModelsWithoutRotation:
                 {"model_type": "t5", "num_layers": 2, "relative_attention_num_buckets": 32},
                 None,
                 Bias(kind="t5", buckets=32, max_distance=128),
-                "T5's bucketed biases on the scores",
+                "T5's bucketed biases on the scores, in its decoder",
             ),
             (
                 {
                     "model_type": "deberta-v2", "num_hidden_layers": 2, "relative_attention": True,
                     "max_position_embeddings": 512, "position_buckets": 256, "position_biased_input": False,
+                    "pos_att_type": "p2c|c2p",
                 },
                 None,
                 Bias(kind="deberta", buckets=512, max_distance=512),
@@ -384,7 +385,7 @@ class TestModelsWithoutRotation:
                 {"model_type": "m2m_100", "num_hidden_layers": 2, "pad_token_id": 1},
                 Embedding(kind="sinusoidal", layout="halves", spacing="tensor2tensor", offset=2),
                 None,
-                "sinusoidal absolute positions, computed",
+                "sinusoidal absolute positions, computed, in its decoder",
             ),
             ({"model_type": "mamba", "num_hidden_layers": 2}, None, None, "no attention, so no positions"),
             (

@@ -122,6 +122,50 @@ class TestDialectsOfOneModelGiveOnePlan:
         assert rotary(llama(model_type="brand_new")) == rotary(llama())
 
 
+class TestStrangers:
+    """A family of which nothing is known is read as a Llama, until its config says that it is none."""
+
+    BARE = without(llama(model_type="brand_new"), "max_position_embeddings")
+
+    @pytest.mark.parametrize(
+        ("keys", "message"),
+        [
+            ({"patch_size": 14, "image_size": 224}, "model_type: got 'brand_new'; an image encoder: its rotation "
+             "is over rows and columns; theodolite.plan.Axial has it"),
+            ({"num_mel_bins": 80}, "model_type: got 'brand_new'; an encoder of sound: no reading of its positions"),
+            ({"patch_length": 32}, "model_type: got 'brand_new'; a model of series of numbers: no reading"),
+            ({"position_embeddings_type": "relative_key"}, "position_embeddings_type: got 'relative_key'; it"),
+            ({"position_embedding_type": "absolute"}, "position_embedding_type: got 'absolute'; it speaks"),
+            ({"relative_attention_num_buckets": 32}, "relative_attention_num_buckets: got 32; it speaks of positions"),
+            ({"attn_type": "bi"}, "attn_type: got 'bi'; it speaks of positions"),
+            ({"alibi": True}, "alibi: got True; it speaks of positions"),
+            ({"is_encoder_decoder": True}, "is_encoder_decoder: got True; which layers are whose is not known"),
+            ({"architectures": ["NewForMaskedLM"]}, r"architectures: got \['NewForMaskedLM'\]; an encoder sees"),
+            ({"model_type": ""}, "model_type: got ''; the config must name its family"),
+            ({"model_type": "step3p5"}, "model_type: got 'step3p5'; no reading of this family's positions is known"),
+            ({"model_type": "gemma4_assistant", "text_config": LLAMA}, "model_type: got 'gemma4_assistant'; it drafts"),
+        ],
+    )  # fmt: skip
+    def test_what_is_no_llama(self, keys: dict[str, Any], message: str) -> None:
+        with pytest.raises(PlanError, match=message):
+            read_config({**self.BARE, **keys})
+
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {"image_size": 448, "patch_size": 14, "vocab_size": 1000},
+            {"position_embedding_type": "rope"},
+            {"alibi": False},
+            {"is_encoder_decoder": False, "architectures": ["NewForCausalLM"]},
+            {"is_causal": True},
+            {"patch_size": None},
+        ],
+    )
+    def test_what_may_be_one(self, keys: dict[str, Any]) -> None:
+        """A language model that sees images has their keys beside its own; false and null say nothing."""
+        assert read_config({**self.BARE, **keys}) == read_config(self.BARE)
+
+
 class TestNothingMissingIsGuessed:
     """A base of 10000 in place of a missing one is the commonest silent fault there is."""
 

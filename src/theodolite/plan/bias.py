@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from theodolite.plan.errors import require_given, require_one_of, require_positive, require_whole
+from theodolite.plan.errors import (
+    PlanError,
+    require_bool,
+    require_given,
+    require_list,
+    require_one_of,
+    require_positive,
+    require_whole,
+)
+
+DEBERTA_TERMS = ("c2p", "p2c")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +50,13 @@ class Bias:
     Args:
         kind: "alibi", "t5", "transformer-xl" or "deberta".
         buckets: how many learned values there are (T5, DeBERTa); None where nothing is learned.
-        max_distance: distance (tokens) past which all distances share one value.
+        max_distance: distance (tokens) past which all distances share one value (`clamp_len` of Transformer-XL).
         bias_max: the exponent of ALiBi's smallest slope, `2 ** -bias_max` (MPT's `alibi_bias_max`).
         slope_factor: multiplies ALiBi's slopes (Falcon scales them with the scores, by `head_dim ** -0.5`).
+        terms: of DeBERTa, "c2p" (content to position), "p2c", or both: its `pos_att_type`. Their number is in the
+            scale of the scores, `(head_dim * (1 + terms)) ** -0.5`.
+        layer_norm_eps: of DeBERTa, the vectors of distances go through a layer norm with this (`norm_rel_ebd`).
+        share_att_key: of DeBERTa, the vectors of distances go through attention's own projections.
     """
 
     kind: str
@@ -50,9 +64,22 @@ class Bias:
     max_distance: int | None = None
     bias_max: float = 8.0
     slope_factor: float = 1.0
+    terms: tuple[str, ...] = DEBERTA_TERMS
+    layer_norm_eps: float | None = None
+    share_att_key: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("kind", self.kind, ("alibi", "t5", "transformer-xl", "deberta"))
         require_whole(buckets=self.buckets, max_distance=self.max_distance)
         require_given(bias_max=self.bias_max, slope_factor=self.slope_factor)
-        require_positive(bias_max=self.bias_max, slope_factor=self.slope_factor)
+        require_positive(bias_max=self.bias_max, slope_factor=self.slope_factor, layer_norm_eps=self.layer_norm_eps)
+        require_bool(share_att_key=self.share_att_key)
+        self._settle_terms()
+
+    def _settle_terms(self) -> None:
+        require_given(terms=self.terms)
+        require_list(terms=self.terms)
+        ordered = tuple(term for term in DEBERTA_TERMS if term in self.terms)
+        if not ordered or len(ordered) != len(self.terms):
+            raise PlanError("terms", list(self.terms), "'c2p', 'p2c' or both, each once")
+        object.__setattr__(self, "terms", ordered)

@@ -28,11 +28,16 @@ def describe(plan: ModelPlan) -> str:
         attending = any(
             layer != LayerPlan(layer_type=layer.layer_type) or not layer.layer_type for layer in plan.layers
         )
-        parts = [
-            "no positions: its attention has the causal mask alone" if attending else "no attention, so no positions"
-        ]
+        nothing = (
+            "no positions: its attention has the causal mask alone"
+            if any(layer.mask.causal for layer in plan.layers)
+            else "no positions: its attention sees both ways and no order"
+        )
+        parts = [nothing if attending else "no attention, so no positions"]
     elif plan.max_position_embeddings is not None and plan.embed is None:
         parts.append(f"stated length {plan.max_position_embeddings:,} tokens")
+    if plan.part is not None:
+        parts.append(f"in its {plan.part}")
     return ", ".join(parts)
 
 

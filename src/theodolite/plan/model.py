@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 from theodolite.plan.bias import Bias, Embedding
-from theodolite.plan.errors import PlanError, is_number, require_positive, require_whole
+from theodolite.plan.errors import PlanError, is_number, require_one_of, require_positive, require_whole
 from theodolite.plan.rotary import Rotary
 from theodolite.plan.scaling import Linear, LongRoPE, Scaling, YaRN
+
+Part = Literal["decoder", "encoder"]
+PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,8 @@ class ModelPlan:
         embed: what is added to the embeddings, or None.
         one_rotary: the model's config and code have one rotary encoding for all layers, so a scaling is for all or
             none. It says how a plan can be carried out and not what it is, so plans are compared without it.
+        part: which of the two stacks of an encoder-decoder this is, "encoder" or "decoder"; None where the model has
+            one stack of layers.
     """
 
     model_type: str
@@ -96,8 +102,10 @@ class ModelPlan:
     layers: tuple[LayerPlan, ...]
     embed: Embedding | None = None
     one_rotary: bool = field(default=False, compare=False)
+    part: Part | None = None
 
     def __post_init__(self) -> None:
+        require_one_of("part", self.part, (None, *PARTS))
         require_whole(max_position_embeddings=self.max_position_embeddings)
         object.__setattr__(self, "layers", tuple(self.layers))
 

@@ -2,6 +2,7 @@
 
 from theodolite.plan.families.family import Family
 from theodolite.plan.families.layers import layer_bases, layer_plan, layer_types, turns
+from theodolite.plan.families.strangers import refuse_misread
 from theodolite.plan.families.table import family_of, known, unreadable
 from theodolite.plan.families.unrotated import read_unrotated
 
@@ -13,6 +14,7 @@ __all__ = [
     "layer_plan",
     "layer_types",
     "read_unrotated",
+    "refuse_misread",
     "turns",
     "unreadable",
 ]

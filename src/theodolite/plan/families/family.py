@@ -71,6 +71,11 @@ def flag(config: Config, name: str, default: bool = False) -> bool:
     return default if value is None else bool(value)
 
 
+def is_stated(config: Config, key_and_value: tuple[str, Any] | None) -> bool:
+    """Whether the config has that value under that key."""
+    return key_and_value is not None and bool(config.get(key_and_value[0]) == key_and_value[1])
+
+
 def listed(config: Config, name: str, kind: type | tuple[type, ...], *, count: int | None = None) -> list[Any] | None:
     """A list whose entries are of that kind, `count` of them if that is given; None where it is absent or null."""
     value = config.get(name)
@@ -92,6 +97,7 @@ class Family:
     Args:
         interleaved: pairs are neighbouring channels. transformers' convention is half-split, so that is the default.
         causal: queries see only what stands before them.
+        causal_if: the key and the value with which they do in a family where else they see both ways.
         defaults: values that released configs of the family leave out on purpose, since its config class, or
             the code of its authors, fixes them.
         default_bases: the base on the same terms, by label ("" where there is one dict).
@@ -114,6 +120,7 @@ class Family:
 
     interleaved: bool = False
     causal: bool = True
+    causal_if: tuple[str, Any] | None = None
     defaults: Config = field(default_factory=dict)
     default_bases: Mapping[str, float] = field(default_factory=dict)
     partial_rotary_factor: float = 1.0

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from theodolite.plan.errors import PlanError
-from theodolite.plan.families.family import MOST_LAYERS, Config, Family, Pattern, flag, get, listed, need, whole
+from theodolite.plan.families.family import (
+    MOST_LAYERS,
+    Config,
+    Family,
+    Pattern,
+    flag,
+    get,
+    is_stated,
+    listed,
+    need,
+    whole,
+)
 from theodolite.plan.model import LayerPlan, Mask, Temperature
 
 # transformers' names, with the older ones that it still reads.
@@ -112,7 +123,10 @@ def layer_plan(
 def _mask(config: Config, family: Family, layer_type: str | None) -> Mask:
     key = "add_swa_attention_sink_bias" if layer_type in SLIDING else "add_full_attention_sink_bias"
     sinks = family.sinks or flag(config, key)
-    causal = family.causal and config.get("use_bidirectional_attention") not in (True, "all")
+    causal = family.causal or is_stated(config, family.causal_if)
+    causal = (
+        causal and config.get("use_bidirectional_attention") not in (True, "all") and flag(config, "is_causal", True)
+    )
     if layer_type is None or layer_type in FULL:
         return Mask(causal=causal, sinks=sinks)
     if layer_type in SLIDING:

@@ -1,6 +1,7 @@
 """The families. Read off transformers 5.24's config and modeling files; a test compares each with them.
 
-A family without a row is read as transformers' convention has it: half-split pairs, one rope dict, no defaults.
+A family of which transformers knows nothing is read as its convention has it: half-split pairs, one rope dict, no
+defaults. What that would misread is refused (`strangers.py`).
 """
 
 from __future__ import annotations
@@ -117,10 +118,11 @@ _COHERE2 = Family(interleaved=True, pattern=every("sliding_window_pattern", 4), 
 
 # Families that transformers' convention describes in full.
 _PLAIN = (
-    "llama", "apertus", "arcee", "aria_text", "bitnet", "cwm", "dbrx", "diffllama", "doge", "dots1", "emu3",
-    "falcon_h1", "flex_olmo", "fuyu", "gemma", "got_ocr2", "gpt_neox_japanese", "hy_v3", "jais2", "jetmoe",
-    "lfm2_moe", "minimax", "minimax_m2", "ministral", "olmo", "olmo2", "olmo_hybrid",
-    "olmoe", "seed_oss", "solar_open",
+    "llama", "apertus", "apertus1p5", "arcee", "aria_text", "bitnet", "chameleon", "csm", "csm_depth_decoder_model",
+    "cwm", "dbrx", "deepseek_ocr2_text", "diffllama", "doge", "dots1", "emu3", "emu3_text_model", "evolla", "exaone",
+    "falcon_h1", "flex_olmo", "fuyu", "gemma", "got_ocr2", "gpt_neox_japanese", "higgs_audio_v2", "hy_v3", "idefics",
+    "internlm3", "iquestcoder", "jais2", "jetmoe", "lfm2_moe", "minimax", "minimax_m2", "ministral", "olmo", "olmo2",
+    "olmo_hybrid", "olmoe", "seed_oss", "solar_open",
 )  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
@@ -132,12 +134,13 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("mistral", "mixtral", "starcoder2", "phimoe"), _MISTRAL),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), _QWEN),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "paddleocr_vl"), _QWEN_VL),
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe"), _QWEN3_VL),
+    **dict.fromkeys(("cosmos3_edge", "qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe"), _QWEN3_VL),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), _QWEN3_5),
-    **dict.fromkeys(("gemma4", "gemma4_unified", "diffusion_gemma"), _GEMMA4),
+    **dict.fromkeys(("gemma4", "gemma4_unified"), _GEMMA4),
     **dict.fromkeys(("granite", "granitemoe", "granitemoeshared", "hyperclovax"), _GRANITE),
+    **dict.fromkeys(("granite4_vision", "granite_docling"), _GRANITE),
     **dict.fromkeys(("granite_swa", "granitemoe_swa"), _GRANITE_SWA),
-    **dict.fromkeys(("glm4_moe", "nemotron", "persimmon", "phi"), _HALF),
+    **dict.fromkeys(("glm4_moe", "nemotron", "persimmon", "phi", "sarvam_moe"), _HALF),
     **dict.fromkeys(("stablelm", "gpt_neox"), _QUARTER),
     **dict.fromkeys(("eurobert", "jina_embeddings_v3", "gte", "nomic_bert"), _ENCODER),
     **dict.fromkeys(("phi3", "phi4_multimodal"), _PHI3),
@@ -149,7 +152,7 @@ FAMILIES: dict[str, Family] = {
     "bailing_hybrid": replace(_LATENT, pattern=every("layer_group_size", 6, others="linear_attention")),
     "bamba": replace(_HALF, pattern=_indexed("attn_layer_indices", "linear_attention")),
     "cohere2": _COHERE2,
-    "esm": Family(causal=False, default_bases={"": 1e4}),
+    "esm": Family(causal=False, causal_if=("is_decoder", True), default_bases={"": 1e4}),
     # Falcon's configs were released before the key existed; its authors' code had this number.
     "falcon": Family(default_bases={"": 1e4}, defaults={"max_position_embeddings": 2048}),
     "flint": Family(unrotated=("full_attention",), sinks=True),
@@ -184,7 +187,9 @@ FAMILIES: dict[str, Family] = {
     "qwen3_next": _QWEN3_NEXT,
     "qwen4_exp": replace(_QWEN3_5, partial_rotary_factor=1.0),
     "recurrent_gemma": replace(_HALF, pattern=_recurrent_gemma_types),
-    "roformer": Family(interleaved=True, causal=False, default_bases={"": 1e4}, fixed=True),
+    "roformer": Family(
+        interleaved=True, causal=False, causal_if=("is_decoder", True), default_bases={"": 1e4}, fixed=True
+    ),
     "smollm3": Family(defaults={"no_rope_layer_interval": 4}),
     "vaultgemma": Family(score_scale=_query_pre_attn_scalar),
     "zaya": Family(nested=("hybrid", "hybrid_sliding")),
@@ -196,7 +201,10 @@ UNREADABLE: dict[str, str] = {
     "chatglm": "its base is scaled by rope_ratio in its authors' code: use the conversion to 'glm'",
     "cohere2_moe": "its first layers turn or not by a rule of their own, which has not been read yet",
     "deepseek_v4": "it turns values too, and the output back, which a plan cannot say",
+    "diffusion_gemma": "it reads a prompt causally and a canvas both ways, which one plan cannot say",
     "ernie4_5_vl_moe": "its three axes are laid out in a way of its own, which a plan cannot say",
+    "gemma4_assistant": "it drafts with the keys of another model, which a plan cannot say",
+    "gemma4_unified_assistant": "it drafts with the keys of another model, which a plan cannot say",
     "inkling": "its biases are made from the layer's input, which a plan cannot say",
     "inkling2": "its biases are made from the layer's input, which a plan cannot say",
     "mistral_large4": "its frequencies are learned and stand in the weights, not in the config",

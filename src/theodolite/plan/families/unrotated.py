@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from theodolite.plan.bias import Bias, Embedding
 from theodolite.plan.errors import PlanError
-from theodolite.plan.families.family import MOST_LAYERS, Config, flag, get, listed, need, whole
+from theodolite.plan.families.deberta import read_deberta
+from theodolite.plan.families.family import MOST_LAYERS, Config, flag, get, is_stated, listed, need, whole
 from theodolite.plan.families.layers import NO_ATTENTION
-from theodolite.plan.model import LayerPlan, Mask, ModelPlan
+from theodolite.plan.families.parts import encoder_config, part_of, refuse_unsaid_encoder, require_own_part
+from theodolite.plan.model import LayerPlan, Mask, ModelPlan, Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,10 @@ class Unrotated:
         offset: row of position 0; "padding" for `pad_token_id + 1`, which then takes its rows from the stated number.
         bias: "alibi", "t5", "transformer-xl", "deberta" or None.
         causal: queries see only what stands before them.
+        causal_if: the key and the value with which they do in a family where else they see both ways.
         score_scale: the multiplier of q.k where it is not `head_dim ** -0.5`.
+        two_stacks: an encoder and a decoder; what is said here of the embedding is true of both.
+        encoder_embed: of the encoder where it differs, likewise with `encoder_spacing`.
     """
 
     embed: str | None = None
@@ -30,15 +35,24 @@ class Unrotated:
     offset: int | str = 0
     bias: str | None = None
     causal: bool = True
+    causal_if: tuple[str, Any] | None = None
     score_scale: float | None = None
+    two_stacks: bool = False
+    encoder_embed: str | None = None
+    encoder_spacing: str = "paper"
 
 
+_IF_DECODER = ("is_decoder", True)
 _LEARNED = Unrotated(embed="learned")
 _LEARNED_2 = Unrotated(embed="learned", offset=2)
+_BART = Unrotated(embed="learned", offset=2, two_stacks=True)
+# Of BERT's kind some are decoders when the config says so, and some see both ways whatever it says.
 _BERT = Unrotated(embed="learned", causal=False)
+_BERT_OR_DECODER = Unrotated(embed="learned", causal=False, causal_if=_IF_DECODER)
 _ROBERTA = Unrotated(embed="learned", offset="padding", causal=False)
-_T5 = Unrotated(bias="t5", score_scale=1.0)
-_XL = Unrotated(bias="transformer-xl")
+_ROBERTA_OR_DECODER = Unrotated(embed="learned", offset="padding", causal=False, causal_if=_IF_DECODER)
+_SINUSOIDAL = Unrotated(embed="sinusoidal")
+_T5 = Unrotated(bias="t5", score_scale=1.0, two_stacks=True)
 _DEBERTA = Unrotated(embed="learned", bias="deberta", causal=False)
 _NOTHING = Unrotated()
 
@@ -46,37 +60,39 @@ UNROTATED: dict[str, Unrotated] = {
     **dict.fromkeys(
         ("gpt2", "gpt_bigcode", "openai-gpt", "imagegpt", "decision_transformer", "clip_text_model"), _LEARNED
     ),
-    **dict.fromkeys(("whisper", "blenderbot-small", "blenderbot", "bigbird_pegasus", "git"), _LEARNED),
+    "git": _LEARNED,
+    "whisper": Unrotated(embed="learned", two_stacks=True, encoder_embed="sinusoidal", encoder_spacing="tensor2tensor"),
+    **dict.fromkeys(("blenderbot-small", "blenderbot", "bigbird_pegasus"), Unrotated(embed="learned", two_stacks=True)),
     "gpt_neo": Unrotated(embed="learned", score_scale=1.0),
-    **dict.fromkeys(("opt", "bart", "mbart", "biogpt", "plbart", "mvp", "trocr"), _LEARNED_2),
+    **dict.fromkeys(("opt", "biogpt", "trocr"), _LEARNED_2),
+    **dict.fromkeys(("bart", "mbart", "plbart", "mvp"), _BART),
     **dict.fromkeys(
-        ("bert", "electra", "albert", "distilbert", "mobilebert", "convbert", "squeezebert", "big_bird"), _BERT
-    ),
-    **dict.fromkeys(
-        (
-            "megatron-bert",
-            "layoutlm",
-            "ernie",
-            "rembert",
-            "nystromformer",
-            "splinter",
-            "xlm",
-            "bert-generation",
-            "roc_bert",
-        ),
+        ("albert", "distilbert", "mobilebert", "convbert", "squeezebert", "layoutlm", "nystromformer", "splinter"),
         _BERT,
     ),
-    **dict.fromkeys(("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "data2vec-text"), _ROBERTA),
-    **dict.fromkeys(("roberta-prelayernorm", "xmod", "luke", "ibert", "markuplm"), _ROBERTA),
+    **dict.fromkeys(
+        ("bert", "electra", "big_bird", "megatron-bert", "ernie", "rembert", "bert-generation", "roc_bert"),
+        _BERT_OR_DECODER,
+    ),
+    "xlm": Unrotated(embed="learned", causal=False, causal_if=("causal", True)),
+    **dict.fromkeys(("longformer", "luke", "ibert", "markuplm"), _ROBERTA),
+    **dict.fromkeys(
+        ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "roberta-prelayernorm", "xmod"),
+        _ROBERTA_OR_DECODER,
+    ),
     "mpnet": Unrotated(embed="learned", offset="padding", bias="t5", causal=False),
-    **dict.fromkeys(("ctrl", "marian", "pegasus"), Unrotated(embed="sinusoidal")),
+    "ctrl": _SINUSOIDAL,
+    **dict.fromkeys(("marian", "pegasus"), replace(_SINUSOIDAL, two_stacks=True)),
     "xglm": Unrotated(embed="sinusoidal", spacing="tensor2tensor", offset=2),
-    **dict.fromkeys(("m2m_100", "fsmt"), Unrotated(embed="sinusoidal", spacing="tensor2tensor", offset="padding")),
+    **dict.fromkeys(
+        ("m2m_100", "fsmt"),
+        Unrotated(embed="sinusoidal", spacing="tensor2tensor", offset="padding", two_stacks=True),
+    ),
     **dict.fromkeys(("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop"), _T5),
     "bloom": Unrotated(bias="alibi"),
     "mpt": Unrotated(bias="alibi"),
-    "xlnet": _XL,
-    "transfo-xl": _XL,
+    "xlnet": Unrotated(bias="transformer-xl", causal=False, causal_if=("attn_type", "uni")),
+    "transfo-xl": Unrotated(bias="transformer-xl"),
     "deberta": _DEBERTA,
     "deberta-v2": _DEBERTA,
     **dict.fromkeys(
@@ -86,12 +102,33 @@ UNROTATED: dict[str, Unrotated] = {
 _NO_ATTENTION_FAMILIES = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
 
 
-def read_unrotated(config: Config) -> ModelPlan | None:
-    """The plan of a family without rotation; None if the family is not one of them, or rotates as configured."""
+def read_unrotated(config: Config, part: Part | None = None) -> ModelPlan | None:
+    """The plan of a family without rotation; None if the family is not one of them, or rotates as configured.
+
+    Args:
+        part: "encoder" or "decoder" of a model that has both; its decoder by default.
+    """
     model_type = config.get("model_type")
     row = _row(config, model_type)
     if row is None:
         return None
+    if not row.two_stacks:
+        return require_own_part(_plan(config, row, model_type), part)
+    part = part_of(config, part, encoder_alone=row.bias == "t5")
+    if part == "encoder":
+        refuse_unsaid_encoder(config)
+        config = encoder_config(config)
+        row = replace(row, causal=False)
+        if row.encoder_embed is not None:
+            row = replace(row, embed=row.encoder_embed, spacing=row.encoder_spacing)
+    return replace(_plan(config, row, model_type), part=part)
+
+
+def _plan(config: Config, row: Unrotated, model_type: Any) -> ModelPlan:
+    if row.causal and not flag(config, "is_causal", True):
+        raise PlanError("is_causal", False, "not all of these families' code heeds it, so it is not read")
+    if is_stated(config, row.causal_if):
+        row = replace(row, causal=True)
     embed = _embedding(config, row, model_type)
     stated = get(config, "max_position_embeddings")
     return ModelPlan(
@@ -109,7 +146,7 @@ def _row(config: Config, model_type: Any) -> Unrotated | None:
     if model_type == "mpt" and not (config.get("attn_config") or {}).get("alibi", True):
         return _LEARNED
     if model_type == "esm":
-        return None if config.get("position_embedding_type", "rotary") == "rotary" else _ROBERTA
+        return None if config.get("position_embedding_type", "rotary") == "rotary" else _ROBERTA_OR_DECODER
     if model_type == "kimi_linear" and config.get("rope_scaling"):
         raise PlanError("rope_scaling", config["rope_scaling"], "this family has no rotation to scale")
     row = UNROTATED.get(model_type)
@@ -117,7 +154,7 @@ def _row(config: Config, model_type: Any) -> Unrotated | None:
     if row is not None and row.embed == "learned" and kind not in (None, "absolute"):
         if kind != "alibi":
             raise PlanError("position_embedding_type", kind, "known: 'absolute', 'alibi'")
-        return Unrotated(bias="alibi", causal=row.causal)
+        return Unrotated(bias="alibi", causal=row.causal, causal_if=row.causal_if)
     return row
 
 
@@ -139,13 +176,12 @@ def _bias(config: Config, row: Unrotated, model_type: Any) -> Bias | None:
             max_distance=config.get("relative_attention_max_distance", 128),
         )
     if row.bias == "deberta":
-        if not flag(config, "relative_attention"):
-            return None
-        furthest = whole({"max_relative_positions": -1, **config}, "max_relative_positions", least=-1)
-        if furthest < 1:
-            furthest = need(config, "max_position_embeddings")
-        span = whole({"position_buckets": -1, **config}, "position_buckets", least=-1)
-        return Bias(kind="deberta", buckets=2 * (span if span > 0 else furthest), max_distance=furthest)
+        return read_deberta(config)
+    if row.bias == "transformer-xl":
+        if flag(config, "bi_data"):
+            raise PlanError("bi_data", True, "half of the batch runs backwards, which a plan cannot say")
+        clamp = whole({"clamp_len": -1, **config}, "clamp_len", least=-1)
+        return Bias(kind="transformer-xl", max_distance=clamp if clamp > 0 else None)
     if row.bias == "alibi" and model_type == "mpt":
         return Bias(kind="alibi", bias_max=(config.get("attn_config") or {}).get("alibi_bias_max", 8))
     if row.bias == "alibi" and model_type == "falcon":
@@ -164,7 +200,7 @@ def _layers(config: Config, row: Unrotated, model_type: Any) -> tuple[LayerPlan,
         return (LayerPlan(layer_type=str(model_type)),) * count
     if types and len(types) != count:
         raise PlanError("layer_types", f"{len(types)} entries", f"one per layer is needed: there are {count}")
-    local = listed(config, "attention_layers", str, count=count) or ["global"] * count
+    windows = _windows(config, row, model_type, count)
     bias = _bias(config, row, model_type)
     return tuple(
         LayerPlan(layer_type=layer_type)
@@ -172,9 +208,24 @@ def _layers(config: Config, row: Unrotated, model_type: Any) -> tuple[LayerPlan,
         else LayerPlan(
             bias=bias,
             score_scale=row.score_scale,
-            # GPT-Neo's local layers see a window; its other families have none.
-            mask=Mask(causal=row.causal, sliding_window=need(config, "window_size") if local[i] == "local" else None),
+            mask=Mask(causal=row.causal, sliding_window=windows[i]),
             layer_type=layer_type,
         )
         for i, layer_type in enumerate(types or [None] * count)
     )
+
+
+def _windows(config: Config, row: Unrotated, model_type: Any, count: int) -> list[int | None]:
+    """Keys on one side that a query sees, itself included, layer by layer."""
+    if model_type == "longt5" and not row.causal:
+        return [whole(config, "local_radius") + 1] * count
+    if model_type == "longformer":
+        # The width of both sides together. Which tokens see all others the task decides, not the config.
+        widths = config.get("attention_window")
+        if not isinstance(widths, (list, tuple)):
+            return [whole(config, "attention_window") // 2 + 1] * count
+        listed(config, "attention_window", int, count=count)
+        return [whole({"attention_window": width}, "attention_window") // 2 + 1 for width in widths]
+    # GPT-Neo's local layers see a window; its other families have none.
+    local = listed(config, "attention_layers", str, count=count) or ["global"] * count
+    return [need(config, "window_size") if kind == "local" else None for kind in local]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from theodolite.plan.errors import PlanError, boundary, require_positive, require_whole, shown
+from theodolite.plan.errors import PlanError, boundary, require_one_of, require_positive, require_whole, shown
 from theodolite.plan.families import (
     Family,
     family_of,
@@ -16,14 +16,16 @@ from theodolite.plan.families import (
     layer_plan,
     layer_types,
     read_unrotated,
+    refuse_misread,
     turns,
     unreadable,
 )
 from theodolite.plan.families.family import MOST_LAYERS, NAMES, Config, get, whole
 from theodolite.plan.families.layers import ATTENTION
+from theodolite.plan.families.parts import require_own_part
 from theodolite.plan.huggingface.layer_rotary import head_dim_of, rotary_of, score_scale_of
 from theodolite.plan.huggingface.rope_dict import ALIASES, RopeDict, read_rope_dict
-from theodolite.plan.model import LayerPlan, ModelPlan
+from theodolite.plan.model import PARTS, LayerPlan, ModelPlan, Part
 
 # Where a model of several parts keeps its language model.
 TEXT_PARTS = ("text_config", "thinker_config", "llm_config", "language_config")
@@ -37,8 +39,8 @@ _KNOWN = {
 }  # fmt: skip
 
 
-def read_config_file(path: str | Path) -> ModelPlan:
-    """The plan of a `config.json`, or of the one in a folder."""
+def read_config_file(path: str | Path, *, part: Part | None = None) -> ModelPlan:
+    """The plan of a `config.json`, or of the one in a folder; `part` as in `read_config`."""
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
@@ -46,24 +48,34 @@ def read_config_file(path: str | Path) -> ModelPlan:
         config = json.loads(file.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise PlanError("config.json", str(error), "it must be JSON", source=str(file)) from error
-    return read_config(config, source=str(file))
+    return read_config(config, part=part, source=str(file))
 
 
-def read_config(config: Mapping[str, Any], *, source: str | None = None) -> ModelPlan:
+def read_config(config: Mapping[str, Any], *, part: Part | None = None, source: str | None = None) -> ModelPlan:
     """What a config says about positions.
+
+    A family that transformers has is read if it has been compared with its code, and refused if not. One that
+    transformers does not know is read by its convention (a causal decoder, half-split pairs) as long as its config
+    says nothing against that.
 
     Args:
         config: the content of a `config.json`, or `model.config.to_dict()`.
+        part: "decoder" or "encoder" of an encoder-decoder (T5, BART, Whisper); its decoder by default. A model of
+            one stack is read as what it is, and refused under the other's name.
         source: the file's name, for messages.
 
     Raises:
         PlanError: a base or another needed key is missing; a rope type or a key that speaks of rotation is unknown;
-            two keys contradict each other; a number is out of range. The message names the field and the file.
+            two keys contradict each other; a number is out of range; nothing is known of the family's code; the
+            model has no such part. The message names the field and the file.
     """
     with boundary("config", source):
         if not isinstance(config, Mapping):
             raise PlanError("config", type(config).__name__, "it must be a mapping of keys to values")
-        return _read(text_part(config))
+        require_one_of("part", part, (None, *PARTS))
+        # A model may use a language model's layers in a way of its own.
+        _refuse_unreadable(config)
+        return _read(text_part(config), part)
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -76,16 +88,27 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def _read(config: Config) -> ModelPlan:
+def _read(config: Config, part: Part | None) -> ModelPlan:
     model_type = config.get("model_type")
-    if not isinstance(model_type, str):
+    if not isinstance(model_type, str) or not model_type:
         raise PlanError("model_type", model_type, "the config must name its family")
-    reason = unreadable(model_type)
-    if reason is not None:
-        raise PlanError("model_type", model_type, reason)
-    unrotated = read_unrotated(config)
+    _refuse_unreadable(config)
+    unrotated = read_unrotated(config, part)
     if unrotated is not None:
         return unrotated
+    if not known(model_type):
+        refuse_misread(config)
+    return require_own_part(_rotated(config, model_type), part)
+
+
+def _refuse_unreadable(config: Config) -> None:
+    model_type = config.get("model_type")
+    reason = unreadable(model_type) if isinstance(model_type, str) else None
+    if reason is not None:
+        raise PlanError("model_type", model_type, reason)
+
+
+def _rotated(config: Config, model_type: str) -> ModelPlan:
     family = family_of(model_type)
     _refuse_unknown_keys(config)
     config = {**family.defaults, **config}

@@ -112,7 +112,7 @@ def as_written(plan: ModelPlan) -> ModelPlan:
 
 def _reads_as(config: Mapping[str, Any], plan: ModelPlan) -> bool:
     try:
-        return read_config(config) == plan
+        return read_config(config, part=plan.part) == plan
     except PlanError:
         # A config that cannot be read is the one to be put right.
         return False
