@@ -15,6 +15,7 @@ from theodolite.encodings.bias.shaw import ShawBias
 from theodolite.encodings.bias.t5 import T5Bias
 from theodolite.encodings.embed.sinusoidal import Sinusoidal
 from theodolite.encodings.policy import Policy
+from theodolite.encodings.rotate.axial import AxialRotary
 from theodolite.encodings.rotate.learned import LeRoPE
 from theodolite.encodings.rotate.rotary import RotaryEmbedding
 from theodolite.encodings.scale.combined import ScaleByHead, ScaleProduct
@@ -22,8 +23,8 @@ from theodolite.encodings.scale.constant import ConstantScale
 from theodolite.encodings.scale.ssmax import SSMax
 from theodolite.encodings.scale.temperature import LogN
 from theodolite.encodings.shared import SharedTables
-from theodolite.plan import DynamicNTK, Mask, Rotary
-from theodolite.positions import visible_in_documents, visible_keys
+from theodolite.plan import Axial, DynamicNTK, Mask, Rotary
+from theodolite.positions import patch_positions, visible_in_documents, visible_keys
 
 Q, K = torch.arange(50, 57), torch.arange(40, 57)
 
@@ -49,6 +50,26 @@ def softmax_attention(scores, v):
 
 def product(q, k):
     return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
+
+
+class TestImages:
+    """Rows of positions and axes of positions look alike; where both are meant, it must be said which."""
+
+    def test_two_dimensions_beside_a_bias(self):
+        grid = patch_positions(3, 3)
+        q, k, v = tensors(*[(3, 4, 9, 16)] * 3)
+        bidirectional = Mask(causal=False)
+        alone = Policy(rotate=AxialRotary(Axial.qwen_vl(16)), mask=bidirectional)
+        turned = alone.turn(q, k, grid)
+        assert torch.equal(turned[0], alone.turn(q, k, grid[:, None])[0])
+        assert attend_plainly(alone, q, k, v, grid).shape == q.shape
+        for policy in (
+            Policy(rotate=alone.rotate, bias=ALiBi(4, symmetric=True), mask=bidirectional),
+            Policy(rotate=alone.rotate, scale=LogN(8), mask=bidirectional),
+            Policy(rotate=alone.rotate),
+        ):
+            with pytest.raises(ValueError, match=r"positions: got shape \(2, 9\), where AxialRotary has axes"):
+                attend_plainly(policy, q, k, v, grid)
 
 
 class TestEachPlace:

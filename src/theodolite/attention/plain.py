@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from theodolite.encodings.policy import Policy
+from theodolite.encodings.rotate.axial import PatchRotate
+from theodolite.encodings.rotate.lengths import Lengths
 from theodolite.encodings.shared import SharedTables
 from theodolite.positions.visible import require_visible
 
@@ -23,7 +24,7 @@ def attend_plainly(
     *,
     x: Tensor | None = None,
     visible: Tensor | None = None,
-    lengths: Sequence[int] | None = None,
+    lengths: Lengths | None = None,
     sinks: Tensor | None = None,
     q_state: Tensor | None = None,
     k_state: Tensor | None = None,
@@ -99,7 +100,9 @@ def _check(
             "(B, Hkv, Sk, D) and (B, Hkv, Sk, E), where Hkv divides H"
         )
     for name, positions in (("q_positions", q_positions), ("k_positions", k_positions)):
-        if positions.dim() > 1 and positions.shape[-2] not in (1, q.shape[0]):
+        # Of an image (axes, S) has no rows.
+        rows = not (positions.dim() == 2 and isinstance(policy.rotate, PatchRotate))
+        if rows and positions.dim() > 1 and positions.shape[-2] not in (1, q.shape[0]):
             raise ValueError(
                 f"{name}: got {positions.shape[-2]} rows for the {q.shape[0]} of q of shape {tuple(q.shape)}"
             )

@@ -21,6 +21,7 @@ from theodolite.encodings.policy import Policy
 from theodolite.encodings.rotate.axial import AxialRotary
 from theodolite.encodings.rotate.base import Rotate
 from theodolite.encodings.rotate.learned import LearnedBase, LeRoPE
+from theodolite.encodings.rotate.learned_tables import learned_tables
 from theodolite.encodings.rotate.length_base import LengthBase
 from theodolite.encodings.rotate.mixed import MixedRotary
 from theodolite.encodings.rotate.parts import RotateByChannel, RotateByHead
@@ -84,6 +85,7 @@ __all__ = [
     "alibi_slopes",
     "build",
     "build_embed",
+    "learned_tables",
     "log_bucket",
     "pair_tables",
     "rerotate",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from theodolite.encodings.bias.base import Bias, ScoreMod
 from theodolite.encodings.bias.combined import BiasByHead, BiasSum
+from theodolite.encodings.rotate.axial import PatchRotate
 from theodolite.encodings.rotate.base import K, Q, Rotate
 from theodolite.encodings.rotate.parts import RotateByHead
 from theodolite.encodings.scale.base import Scale
@@ -134,7 +135,7 @@ class Policy(nn.Module):
         if self.rotate is not None:
             q, k = self.rotate.apply_tables(q, k, tables.of(self.rotate), heads_first=heads_first)
         if self.scale is not None and q is not None:
-            q = self.scale(q, _one_axis(tables.positions), heads_first=heads_first, heads=heads)
+            q = self.scale(q, self._one_axis(tables.positions), heads_first=heads_first, heads=heads)
         return q, k
 
     def dense_bias(self, q_positions: Tensor, k_positions: Tensor, **content: Any) -> Tensor | None:
@@ -146,7 +147,7 @@ class Policy(nn.Module):
         if self.bias is None:
             return None
         content = self._with_state(k_positions, content)
-        return self.bias.dense(_one_axis(q_positions), _one_axis(k_positions), **content)
+        return self.bias.dense(self._one_axis(q_positions), self._one_axis(k_positions), **content)
 
     def score_mod(self, q_positions: Tensor, k_positions: Tensor, **content: Any) -> ScoreMod | None:
         """The bias for FlexAttention; None where there is no bias, or none that can be said so.
@@ -156,7 +157,7 @@ class Policy(nn.Module):
         if self.bias is None:
             return None
         content = self._with_state(k_positions, content)
-        return self.bias.score_mod(_one_axis(q_positions), _one_axis(k_positions), **content)
+        return self.bias.score_mod(self._one_axis(q_positions), self._one_axis(k_positions), **content)
 
     def visible(self, q_positions: Tensor, k_positions: Tensor, *, visible: Tensor | None = None) -> Tensor | None:
         """Which keys a query sees: (1 or B, 1 or H, Sq, Sk) booleans, or None for all.
@@ -169,6 +170,8 @@ class Policy(nn.Module):
             visible = require_visible(visible, q_positions.shape[-1], k_positions.shape[-1])
             if q_positions.dim() == 3 or k_positions.dim() == 3:
                 return visible
+        if isinstance(self.rotate, PatchRotate) and (self.mask.causal or self.mask.reach is not None):
+            self._one_axis(q_positions)
         own = visible_by_position(self.mask, q_positions, k_positions)
         if own is None or visible is None:
             return visible if own is None else own.unsqueeze(1)
@@ -180,7 +183,7 @@ class Policy(nn.Module):
         pairs = self.visible(q_positions, k_positions, visible=visible) if several or visible is not None else None
         if pairs is not None:
             pairs = pairs.expand(-1, -1, q_positions.shape[-1], k_positions.shape[-1])
-        q_at, k_at = (torch.atleast_2d(_one_axis(positions)) for positions in (q_positions, k_positions))
+        q_at, k_at = (torch.atleast_2d(self._one_axis(positions)) for positions in (q_positions, k_positions))
 
         def mask_mod(batch: Tensor, head: Tensor, q_index: Tensor, k_index: Tensor) -> Tensor:
             if pairs is not None:
@@ -225,7 +228,7 @@ class Policy(nn.Module):
         """What positions add to the output, from attention's weights (Shaw's relative values); None for most."""
         if self.bias is None:
             return None
-        return self.bias.values(weights, _one_axis(q_positions), _one_axis(k_positions), heads=heads)
+        return self.bias.values(weights, self._one_axis(q_positions), self._one_axis(k_positions), heads=heads)
 
     def turn_values(self, v: Tensor, tables: SharedTables, *, heads_first: bool = True) -> Tensor:
         """Values (B, Hkv, S, D) as attention needs them: turned where `rotate_values`, else as they are."""
@@ -258,6 +261,15 @@ class Policy(nn.Module):
             kinds.append(f"chunk {self.mask.chunk}")
         return f"Policy({' + '.join(parts) or 'NoPE'}, {', '.join(kinds)})"
 
+    def _one_axis(self, positions: Tensor) -> Tensor:
+        """What biases, scales and masks follow: the first axis (time) of positions that have several."""
+        if positions.dim() == 2 and isinstance(self.rotate, PatchRotate):
+            raise ValueError(
+                f"positions: got shape {tuple(positions.shape)}, where {type(self.rotate).__name__} has axes and the "
+                "bias, scale or mask beside it has rows; give (axes, B, S)"
+            )
+        return positions[0] if positions.dim() == 3 else positions
+
     def _with_state(self, k_positions: Tensor, content: dict[str, Any]) -> dict[str, Any]:
         bias, x = self.bias, content.get("x")
         if bias is None or x is None or "k_state" not in bias.reads or content.get("k_state") is not None:
@@ -287,8 +299,3 @@ def _one(name: str, given: P | Sequence[P] | None, kind: type[P], joined: Callab
         return joined(given)
     _require(name, given, kind, f"a {kind.__name__} module or several")
     return cast("P | None", given)
-
-
-def _one_axis(positions: Tensor) -> Tensor:
-    """Biases and scales follow the first axis (time) of positions that have several."""
-    return positions[0] if positions.dim() == 3 else positions

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from theodolite.encodings.rotate.base import Rotate
+from theodolite.encodings.rotate.lengths import Lengths
 
 
 class SharedTables:
@@ -38,7 +39,7 @@ class SharedTables:
         self,
         positions: Tensor,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths | None = None,
         device: torch.device | str | None = None,
         prepare: Iterable[nn.Module] = (),
     ) -> None:

@@ -157,32 +157,50 @@ class Axial:
 
     @classmethod
     def qwen_vl(cls, head_dim: int, *, rope_theta: float = 10000.0) -> Axial:
-        """Qwen2-VL, Qwen2.5-VL, Qwen3-VL and the many that took it over: rows then columns, halves."""
+        """Qwen2-VL, Qwen2.5-VL, Qwen3-VL and the many that took it over: rows then columns, halves.
+
+        Positions: `patches_of_grids(grid_thw, spatial_merge_size=2)`.
+        """
         return cls(head_dim=head_dim, rope_theta=rope_theta)
 
     @classmethod
     def pixtral(cls, head_dim: int, *, rope_theta: float = 10000.0) -> Axial:
-        """Pixtral as transformers has it (halves): rows have the even frequencies of one spectrum, columns the odd."""
+        """Pixtral as transformers has it (halves): rows have the even frequencies of one spectrum, columns the odd.
+
+        Positions: `patch_positions(rows, columns)`.
+        """
         return cls(head_dim=head_dim, rope_theta=rope_theta, shared_spectrum=True)
 
     @classmethod
     def gemma4(cls, head_dim: int, *, rope_theta: float = 100.0) -> Axial:
-        """Gemma 4: each half of the head turns alone."""
+        """Gemma 4: columns then rows, each half of the head turns alone.
+
+        Positions: `padded_patch_positions(sizes, patches=...)`, which has columns first.
+        """
         return cls(head_dim=head_dim, rope_theta=rope_theta, halves_per_axis=True)
 
     @classmethod
     def llama4(cls, head_dim: int, *, rope_theta: float = 10000.0) -> Axial:
-        """Llama 4: columns then rows, interleaved."""
+        """Llama 4: columns then rows, interleaved.
+
+        Positions: `llama4_patch_positions(rows, columns)`, which has columns first, from 1, and the class token last.
+        """
         return cls(head_dim=head_dim, rope_theta=rope_theta, interleaved=True)
 
     @classmethod
     def eva02(cls, head_dim: int, *, rope_theta: float = 10000.0) -> Axial:
-        """EVA-02, and timm's `RotaryEmbeddingCat(in_pixels=False)`: rows then columns, interleaved."""
+        """EVA-02, and timm's `RotaryEmbeddingCat(in_pixels=False)`: rows then columns, interleaved.
+
+        Positions: `resized_patch_positions(rows, columns, trained_rows=..., trained_columns=...)`.
+        """
         return cls(head_dim=head_dim, rope_theta=rope_theta, interleaved=True)
 
     @classmethod
     def rope_vit(cls, head_dim: int, *, rope_theta: float = 100.0) -> Axial:
-        """rope-vit's RoPE-Axial (2403.13298): columns then rows, interleaved."""
+        """rope-vit's RoPE-Axial (2403.13298): columns then rows, interleaved.
+
+        Positions: `patch_positions(rows, columns).flip(0)`, columns first.
+        """
         return cls(head_dim=head_dim, rope_theta=rope_theta, interleaved=True)
 
     @classmethod
@@ -195,6 +213,8 @@ class Axial:
         max_period: float | None = None,
     ) -> Axial:
         """DINOv3: rows then columns, halves; periods from a base, or log-spaced between two.
+
+        Positions: `centred_patch_positions(rows, columns, normalize_coords=...)`, from -1 to 1.
 
         Args:
             rope_theta: periods are `rope_theta^(4i/d)`; 100 where nothing is given, as in the released models.
