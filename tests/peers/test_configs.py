@@ -18,6 +18,7 @@ from theodolite.plan.huggingface import read_config, write_config
 
 transformers = pytest.importorskip("transformers")
 CONFIG_MAPPING = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+MODEL_MAPPING_NAMES = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_MAPPING_NAMES
 
 TINY = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
 LAYERED = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 32}
@@ -98,6 +99,22 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("starcoder2", {}),
     ("nemotron", {"head_dim": 16}),
     ("apertus", {}),
+    ("apertus1p5_text", {}),
+    ("chameleon", {}),
+    ("csm", {"head_dim": 16}),
+    ("csm_depth_decoder_model", {"head_dim": 16}),
+    ("deepseek_ocr2_text", {"head_dim": 16}),
+    ("emu3_text_model", {}),
+    ("evolla", {}),
+    ("exaone", {"head_dim": 16}),
+    ("granite4_vision_text", {"attention_multiplier": 0.3}),
+    ("granite_docling_text", {"attention_multiplier": 0.3}),
+    ("higgs_audio_v2", {"head_dim": 16}),
+    ("internlm3", {"head_dim": 16}),
+    ("iquestcoder", {"head_dim": 16}),
+    ("sarvam_moe", {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
+                                                       "partial_rotary_factor": 0.5}}),
+    ("cosmos3_edge_text", {"head_dim": 128}),
 ]  # fmt: skip
 
 
@@ -111,7 +128,15 @@ def as_json(config: Any) -> dict[str, Any]:
     return text
 
 
+# Families whose config has the model of another.
+BORROWED = {"exaone": "llama", "internlm3": "llama", "iquestcoder": "llama", "sarvam_moe": "glm4_moe"}
+
+
 def modeling(config: Any) -> Any:
+    if config.model_type in BORROWED:
+        other = BORROWED[config.model_type]
+        assert MODEL_MAPPING_NAMES[config.model_type] == MODEL_MAPPING_NAMES[other]
+        return importlib.import_module(f"transformers.models.{other}.modeling_{other}")
     return importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
 
 
@@ -119,7 +144,8 @@ def frequencies(config: Any) -> dict[str | None, tuple[np.ndarray, float]]:
     """What transformers computes: (inv_freq, attention factor) by layer type, None where it has one for all."""
     found: dict[str | None, tuple[np.ndarray, float]] = {}
     for name, module in inspect.getmembers(modeling(config), inspect.isclass):
-        if not name.endswith("RotaryEmbedding") or "Vision" in name or "Audio" in name:
+        others = [word for word in ("Vision", "Audio", "SaProt") if word in name and word not in type(config).__name__]
+        if not name.endswith("RotaryEmbedding") or others:
             continue
         rotary = module(config)
         for key, buffer in rotary.named_buffers():
@@ -215,6 +241,8 @@ LAYOUTS = [
     "llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi", "phi3", "gpt_neox", "stablelm", "falcon", "glm", "glm4",
     "glm4_moe", "ernie4_5", "helium", "olmo2", "granite", "smollm3", "exaone4", "deepseek_v3", "mistral4", "minicpm3",
     "hunyuan_v1_dense", "modernbert", "nomic_bert", "minimax_m2", "longcat_flash", "qwen3_next", "glm4_moe_lite",
+    "apertus1p5_text", "chameleon", "csm", "deepseek_ocr2_text", "emu3_text_model", "evolla", "granite4_vision_text",
+    "granite_docling_text", "higgs_audio_v2", "sarvam_moe", "cosmos3_edge_text",
 ]  # fmt: skip
 
 
@@ -274,6 +302,8 @@ def test_the_score_scale_is_the_one_of_the_attention_module() -> None:
         (latent, "DeepseekV3Attention"),
         (build("gemma2", {"head_dim": 32, "query_pre_attn_scalar": 100}), "Gemma2Attention"),
         (build("granite", {"attention_multiplier": 0.3}), "GraniteAttention"),
+        (build("granite4_vision_text", {"attention_multiplier": 0.3}), "Granite4VisionTextAttention"),
+        (build("granite_docling_text", {"attention_multiplier": 0.3}), "GraniteDoclingTextAttention"),
         (build("gemma4_text", {"head_dim": 16}), "Gemma4TextAttention"),
     ):
         attention = getattr(modeling(config), module)(config, layer_idx=0)

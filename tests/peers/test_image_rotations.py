@@ -173,7 +173,7 @@ def apart(turned: Turned, axial: Axial | None = None, positions: torch.Tensor | 
     """The largest distance between theirs and ours, in multiples of what is allowed."""
     rope = AxialRotary(turned.axial if axial is None else axial)
     places = turned.positions if positions is None else positions
-    tables = rope.tables(places if places.dim() == 3 else places[:, None])
+    tables = rope.tables(places)
     worst = 0.0
     for given, gave in zip(turned.given, turned.gave, strict=True):
         mine, _ = rope.apply_tables(given, None, tables, heads_first=turned.heads_first, prefix=turned.prefix)
@@ -223,15 +223,15 @@ class TestTokensWithoutAPlace:
     def test_dinov3(self, training, monkeypatch):
         turned = dinov3(monkeypatch, torch.float32, training=training)
         rope, given, gave = AxialRotary(turned.axial), turned.given[0], turned.gave[0]
-        behind, _ = rope(given, None, turned.positions[:, None], prefix=5)
-        placed, _ = rope(given, None, with_special_tokens(turned.positions, before=5)[:, None])
+        behind, _ = rope(given, None, turned.positions, prefix=5)
+        placed, _ = rope(given, None, with_special_tokens(turned.positions, before=5))
         assert torch.equal(gave[:, :, :5], given[:, :, :5])
         assert torch.equal(behind[:, :, :5], given[:, :, :5])
         assert torch.equal(placed, behind)
 
     def test_llama4(self, monkeypatch):
         turned = llama4(monkeypatch, torch.float32)
-        mine, _ = AxialRotary(turned.axial)(turned.given[0], None, turned.positions[:, None], heads_first=False)
+        mine, _ = AxialRotary(turned.axial)(turned.given[0], None, turned.positions, heads_first=False)
         assert torch.equal(mine[:, -1], turned.given[0][:, -1])
         assert torch.equal(turned.gave[0][:, -1], turned.given[0][:, -1])
 
@@ -249,7 +249,7 @@ class TestCasts:
         for cast, spoiled in ((lambda module: module, False), (lambda module: module.bfloat16(), True)):
             gave = modeling.apply_rotary_pos_emb_vision(q, k, *cast(rotary)(q, exact.positions.T))
             assert (apart(exact._replace(gave=one_row(list(gave)))) > 5) == spoiled
-        rope, positions = AxialRotary(exact.axial), exact.positions[:, None]
+        rope, positions = AxialRotary(exact.axial), exact.positions
         assert torch.equal(rope.bfloat16()(q[None], None, positions, heads_first=False)[0],
                            AxialRotary(exact.axial)(q[None], None, positions, heads_first=False)[0])  # fmt: skip
 
@@ -346,7 +346,7 @@ class TestPrintedFormulas:
                     angles[row * columns + column, HEAD // 4 + band] = column / columns * trained * frequency
         q = pixels(2, HEADS, rows * columns, HEAD, dtype=torch.float32)
         positions = resized_patch_positions(rows, columns, trained_rows=trained, trained_columns=trained)
-        self.assert_same(AxialRotary(Axial.eva02(HEAD))(q, None, positions[:, None])[0], q, angles)
+        self.assert_same(AxialRotary(Axial.eva02(HEAD))(q, None, positions)[0], q, angles)
 
     def test_rope_vit_axial_behind_the_class_token(self):
         width, height = 5, 3
@@ -357,7 +357,7 @@ class TestPrintedFormulas:
                 angles[token, index] = token % width * frequency
                 angles[token, HEAD // 4 + index] = token // width * frequency
         q = pixels(2, HEADS, 1 + width * height, HEAD, dtype=torch.float32)
-        positions = patch_positions(height, width).flip(0)[:, None]
+        positions = patch_positions(height, width).flip(0)
         mine, _ = AxialRotary(Axial.rope_vit(HEAD))(q, None, positions, prefix=1)
         assert torch.equal(mine[:, :, 0], q[:, :, 0])
         self.assert_same(mine[:, :, 1:], q[:, :, 1:], angles)
@@ -371,7 +371,7 @@ class TestPrintedFormulas:
                 x, y = token % width, token // width
                 angles[head, token] = x * frequencies[0, head] + y * frequencies[1, head]
         q = pixels(2, HEADS, 1 + width * height, HEAD, dtype=torch.float32)
-        mine, k = rope(q, q.clone(), patch_positions(height, width).flip(0)[:, None], prefix=1)
+        mine, k = rope(q, q.clone(), patch_positions(height, width).flip(0), prefix=1)
         assert torch.equal(mine[:, :, 0], q[:, :, 0])
         assert torch.equal(k, mine)
         self.assert_same(mine[:, :, 1:].detach(), q[:, :, 1:], angles)

@@ -242,6 +242,18 @@ class TestApplied:
         rope, (q, k, positions) = AxialRotary(axial), inputs(axial)
         assert same(rope(q, k, positions[:, :1]), rope(q, k, positions[:, :1].expand_as(positions)))
 
+    def test_places_without_a_batch_serve_all(self, axial):
+        rope, (q, k, positions) = AxialRotary(axial), inputs(axial)
+        one = positions[:, 0]
+        tables = rope.tables(one)
+        assert tables.cos.shape == (15, axial.rotary_dim // 2)
+        assert same(tables, [table[0] for table in rope.tables(one[:, None])])
+        expected = rope(q, k, one[:, None].expand(-1, 2, -1))
+        assert same(rope(q, k, one), expected)
+        assert same(rope(q, k, one[:, 3:], prefix=3), rope(q, k, one[:, None, 3:], prefix=3))
+        assert torch.equal(rope.turn(q, tables), expected[0])
+        assert rope.tables(one.to("meta")).cos.shape == tables.cos.shape
+
     def test_in_a_policy_tables_are_made_once(self, axial):
         q, k, positions = inputs(axial)
         tables = SharedTables(positions)
@@ -329,11 +341,10 @@ class TestWithstands:
     def test_exported_for_any_length(self, name):
         axial = FAMILIES[name]
         rope, (q, k, positions) = AxialRotary(axial), inputs(axial, 16)
-        # More tokens than rows, which are 2 here: tables (S, R/2) and (B, S, R/2) are told apart by such numbers.
-        tokens = torch.export.Dim("tokens", min=3, max=4096)
+        tokens = torch.export.Dim("tokens", min=2, max=4096)
         shapes = {"q": {2: tokens}, "k": {2: tokens}, "positions": {2: tokens}}
         exported = torch.export.export(rope, (q, k, positions), dynamic_shapes=shapes).module()
-        for length in (16, 61):
+        for length in (16, 2, 61):
             q, k, positions = inputs(axial, length)
             assert same(exported(q, k, positions), rope(q, k, positions))
 
@@ -350,8 +361,11 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("positions", "text"),
         [
-            (patch_positions(3, 5), r"positions: got shape \(2, 15\); it must be \(axes, B, S\)"),
-            (torch.zeros(3, 1, 15), "positions: got 3 axes; this encoding has 2"),
+            (torch.zeros(15), r"positions: got shape \(15,\); it must be \(axes, S\) or \(axes, B, S\)"),
+            (torch.zeros(2, 1, 1, 15), r"positions: got shape \(2, 1, 1, 15\); it must be \(axes, S\) or"),
+            (patch_positions(3, 5).T, "positions: got 15 axes; this encoding has 2, and they are the first dimension"),
+            (torch.zeros(3, 1, 15), r"positions: got 3 axes; this encoding has 2, .* here \(3, 1, 15\)"),
+            ([[1, 2]], "positions: got a list; they must be a tensor"),
             (torch.zeros(2, 1, 15).bfloat16(), "positions: got torch.bfloat16; give integers, or float32"),
             (torch.full((2, 1, 15), 2**24 + 1), "positions: got 16777217; the tables are exact up to"),
             (torch.zeros(2, 1, 14), r"positions: got 14 and a prefix of 0 for the 15 tokens of q .*\(B, H, S, D\)"),
@@ -401,8 +415,10 @@ class TestRefusals:
     def test_twice_in_place(self, axial):
         q, _, positions = inputs(axial)
         rope = AxialRotary(axial)
-        with pytest.raises(ValueError, match="k: it is q itself, which in place would be turned twice"):
-            rope.apply_tables(q, q, rope.tables(positions), inplace=True)
+        both = torch.zeros(*q.shape[:-1], HEAD + HEAD // 2)
+        for one, other in ((q, q), (both[..., :HEAD], both[..., HEAD // 2 :])):
+            with pytest.raises(ValueError, match="k: it shares elements with q, which in place would be turned twice"):
+                rope.apply_tables(one, other, rope.tables(positions), inplace=True)
 
     def test_the_plan_is_fixed(self):
         with pytest.raises(AttributeError):

@@ -85,9 +85,8 @@ class TestExactWhereverItGoes:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     def test_base(self, dtype):
-        rope = LearnedBase(PLAN, num_heads=2).to(dtype)
-        with torch.no_grad():
-            rope.log_ratio.copy_(torch.tensor([0.7, -1.3]))
+        rope = LearnedBase(PLAN, num_heads=2)
+        rope.log_ratio.data = torch.tensor([0.7, -1.3], dtype=dtype)
         tables = rope.tables(FAR)
         assert tables.cos.dtype == torch.float32
         for head in range(2):
@@ -230,7 +229,8 @@ class TestGradients:
         assert (grad[1:3] != 0).all()
 
     def test_of_half_precision_parameters(self):
-        rope = LearnedBase(PLAN).bfloat16()
+        rope = LearnedBase(PLAN)
+        rope.log_ratio.data = rope.log_ratio.data.bfloat16()
         q, k = (x.bfloat16() for x in inputs())
         rope(q, k, torch.arange(5))[1].float().pow(3).sum().backward()
         assert rope.log_ratio.grad.dtype == torch.bfloat16

@@ -25,11 +25,10 @@ def build(plan: Rotary = PLAN, **options) -> LengthBase:
 
 
 def with_weights(hidden: int, seed: int, size: float, dtype: torch.dtype = torch.float32) -> LengthBase:
-    rope = build(hidden=hidden).to(dtype)
+    rope = build(hidden=hidden)
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in rope.parameters():
-            parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
+    for parameter in rope.parameters():
+        parameter.data = (size * torch.randn(parameter.shape, generator=generator)).to(dtype)
     return rope
 
 
@@ -202,17 +201,15 @@ class TestRefusals:
             ([5], r"lengths: got 1 for positions of shape \(2, 9\); one per row of \(B, S\) is needed"),
             ([5, 0], "lengths: got 0; each must be a whole number of at least 1 token"),
             ([5, 2.5], "lengths: got 2.5; each must be a whole number"),
-            (torch.tensor([5, -1]), "lengths: got -1; each must be at least 1 token"),
+            (torch.tensor([5, -1]), "lengths: got -1; each must be a whole number of at least 1 token"),
             (torch.tensor([5.0, 6.0]), "lengths: got torch.float32; give integers"),
+            (torch.tensor(5), r"lengths: got shape \(\); it must be \(B,\), one for each row"),
+            (5, r"lengths: got 5; give a whole number for each row, in a list or a tensor \(B,\)"),
         ],
     )
     def test_of_lengths(self, lengths, text):
         with pytest.raises(ValueError, match=text):
             build().tables(torch.arange(9).expand(2, 9), lengths=lengths)
-
-    def test_of_positions_without_rows(self):
-        with pytest.raises(ValueError, match=r"lengths: got 1 for positions of shape \(9,\)"):
-            build().tables(torch.arange(9), lengths=[9])
 
     @pytest.mark.parametrize(
         ("options", "text"),

@@ -158,6 +158,13 @@ class TestHeads:
         assert rope.tables(positions[:, :1]).cos.shape == (1, HEADS, 15, HEAD // 2)
         assert same(rope(q, k, positions[:, :1]), rope(q, k, positions[:, :1].expand_as(positions)))
 
+    def test_places_without_a_batch_serve_all(self):
+        rope, (q, k, positions) = mixed(), inputs()
+        one = positions[:, 0]
+        assert same(rope.tables(one), rope.tables(one[:, None]))
+        assert same(rope(q, k, one), rope(q, k, one[:, None].expand(-1, 2, -1)))
+        assert same(rope(q, k, one[:, 3:], prefix=3), rope(q, k, one[:, None, 3:], prefix=3))
+
     def test_turned_back(self):
         rope, (_, k, positions) = mixed(), inputs()
         tables = rope.tables(positions, amplitude=False)
@@ -233,14 +240,24 @@ class TestWithstands:
 
     @pytest.mark.parametrize("cast", ["half", "bfloat16", "double"])
     def test_casts(self, cast):
-        """The parameter is rounded, the angles are not."""
+        """The parameter is not rounded, nor are the angles."""
         rope, (q, k, positions) = getattr(mixed(), cast)(), inputs()
-        wide = copy.deepcopy(rope).double()
-        tables, exact = rope.tables(positions), wide.tables(positions)
+        tables, exact = rope.tables(positions), mixed().double().tables(positions)
         assert tables.cos.dtype == (torch.float64 if cast == "double" else torch.float32)
         assert same(tables, [table.to(tables.cos.dtype) for table in exact])
         rope(q, k, positions)[0].sum().backward()
-        assert rope.frequencies.grad.dtype == rope.frequencies.dtype
+        assert rope.frequencies.grad.dtype == rope.frequencies.dtype == tables.cos.dtype
+
+    def test_a_parameter_that_is_rounded_elsewhere(self):
+        """FSDP's policies hand over bfloat16: angles are those of the rounded frequencies, exactly."""
+        rope, (_, _, positions) = mixed(), inputs()
+        rope.frequencies.data = rope.frequencies.data.bfloat16()
+        wide = mixed().double()
+        with torch.no_grad():
+            wide.frequencies.copy_(rope.frequencies)
+        tables = rope.tables(positions)
+        assert tables.cos.dtype == torch.float32
+        assert same(tables, [table.float() for table in wide.tables(positions)])
 
     def test_from_the_meta_device(self):
         with torch.device("meta"):
@@ -307,10 +324,10 @@ class TestWithstands:
 
     def test_exported_for_any_length(self):
         rope, (q, k, positions) = mixed(), inputs(16)
-        tokens = torch.export.Dim("tokens", min=3, max=4096)
+        tokens = torch.export.Dim("tokens", min=2, max=4096)
         shapes = {"q": {2: tokens}, "k": {2: tokens}, "positions": {2: tokens}}
         exported = torch.export.export(rope, (q, k, positions), dynamic_shapes=shapes).module()
-        for length in (16, 61):
+        for length in (16, 2, 61):
             q, k, positions = inputs(length)
             assert same(exported(q, k, positions), rope(q, k, positions))
 
@@ -340,11 +357,12 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("positions", "text"),
         [
-            (patch_positions(3, 5), r"positions: got shape \(2, 15\); it must be \(axes, B, S\)"),
+            (torch.zeros(15), r"positions: got shape \(15,\); it must be \(axes, S\) or \(axes, B, S\)"),
+            (patch_positions(3, 5).T, "positions: got 15 axes; this encoding has 2, and they are the first dimension"),
             (torch.zeros(3, 1, 15), "positions: got 3 axes; this encoding has 2"),
             (torch.zeros(2, 1, 15).half(), "positions: got torch.float16; give integers, or float32 or float64"),
             (torch.full((2, 1, 15), -(2**24) - 1), r"positions: they must be at most 2\*\*24 = 16777216 either way"),
-            (torch.full((2, 1, 15), math.nan), r"positions: they must be at most 2\*\*24"),
+            (torch.full((2, 1, 15), math.nan), "positions: got nan; all must be finite"),
             (torch.zeros(2, 1, 14), "positions: got 14 and a prefix of 0 for the 15 tokens of q"),
             (torch.zeros(2, 1, 15, device="meta"), "positions: they are on the meta device and have no values"),
         ],

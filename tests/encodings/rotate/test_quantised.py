@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from theodolite.encodings import RotaryEmbedding
+from theodolite.encodings.rotate import quantised
 from theodolite.encodings.rotate.quantised import StoredRotary
+from theodolite.encodings.rotate.tables import pair_tables
 from theodolite.plan import DynamicNTK, Rotary, YaRN
 
 PLAN = Rotary(head_dim=16, rope_theta=10000.0)
@@ -215,3 +219,51 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"rotary: 'dynamic' has frequencies that depend .*; settle them with"):
             StoredRotary(dynamic, length=10)
         assert StoredRotary(dynamic.at_length(100), length=10).length == 10
+
+
+class TestThreads:
+    """Threads that read and lengthen one table see rows that are right, and no table ends shorter."""
+
+    def test_one_short_table(self):
+        asked = [torch.tensor([1, last]) for last in (9, 400, 70, 20000, 3000, 50, 9000, 12)] * 4
+        expected = [StoredRotary(PLAN, length=20001).tables(positions) for positions in asked]
+        for _ in range(5):
+            rope = StoredRotary(PLAN, length=2)
+            ready = threading.Barrier(len(asked))
+
+            def read(positions, rope=rope, ready=ready):
+                ready.wait()
+                return rope.tables(positions)
+
+            with ThreadPoolExecutor(len(asked)) as pool:
+                made = list(pool.map(read, asked))
+            assert all(same(mine, true) for mine, true in zip(made, expected, strict=True))
+            assert rope.length >= 20001
+
+    def test_a_thread_that_fell_behind(self):
+        # It saw a table that another thread has made longer by the time that it has the lock.
+        rope, cpu = StoredRotary(PLAN, length=100), torch.device("cpu")
+        long = rope._stored[cpu]
+
+        class Behind(dict):
+            seen = iter([long[:4]])
+
+            def get(self, key):
+                return next(self.seen, super().get(key))
+
+        rope._stored = Behind({cpu: long})
+        assert rope._table(cpu, 50) is long
+        assert rope.length == 100
+
+    def test_no_large_scratch(self, monkeypatch):
+        sizes = []
+
+        def watched(inv_freq, positions):
+            sizes.append(positions.numel())
+            return pair_tables(inv_freq, positions)
+
+        monkeypatch.setattr(quantised, "pair_tables", watched)
+        rope = StoredRotary(PLAN, length=3)
+        rope.tables(torch.tensor([2**15]))
+        assert sum(sizes) == rope.length == 2**15 + 1
+        assert max(sizes) <= 4096

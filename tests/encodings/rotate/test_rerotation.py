@@ -13,6 +13,7 @@ from mpmath import mp, mpf
 
 from tests import oracle
 from theodolite.encodings import RotaryEmbedding
+from theodolite.encodings.rotate.learned import LeRoPE
 from theodolite.encodings.rotate.rerotation import rerotate, rerotation_tables
 from theodolite.plan import DynamicNTK, Linear, LongRoPE, Rotary, YaRN
 
@@ -290,6 +291,24 @@ class TestRefusals:
     def test_of_plans(self, change, text):
         with pytest.raises(ValueError, match=text):
             rerotate(keys(), old=PLAN, new=replace(PLAN, **change), positions=torch.arange(9))
+
+    @pytest.mark.parametrize("name", ["rotary", "old", "new"])
+    @pytest.mark.parametrize(
+        ("given", "text"),
+        [
+            (RotaryEmbedding(PLAN), "got a RotaryEmbedding, a module; it must be a Rotary, the plan: give its .rotary"),
+            (LeRoPE(PLAN), "got a LeRoPE, .* its frequencies are learned, and its .rotary is where they began"),
+            (10000.0, r"got a float; it must be a Rotary, for example Rotary\(head_dim=64"),
+        ],
+    )
+    def test_of_what_is_no_plan(self, name, given, text):
+        move = {"rotary": given, "by": -3}
+        change = {"old": PLAN, "new": PLAN, "positions": torch.arange(9), name: given}
+        with pytest.raises(ValueError, match=f"{name}: {text}"):
+            rerotate(keys(), **(move if name == "rotary" else change))
+        if name != "rotary":
+            with pytest.raises(ValueError, match=f"{name}: {text}"):
+                rerotation_tables(**change)
 
     @pytest.mark.parametrize(
         ("arguments", "text"),

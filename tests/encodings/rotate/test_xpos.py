@@ -238,5 +238,5 @@ class TestRefusals:
 
     def test_of_one_tensor_twice_in_place(self):
         rope, (q, _) = XPos(PLAN, centre=0), inputs()
-        with pytest.raises(ValueError, match="k: it is q itself"):
+        with pytest.raises(ValueError, match="k: it shares elements with q"):
             rope.apply_tables(q, q, rope.tables(torch.arange(9)), inplace=True)

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from theodolite.encodings.rotate.base import K, Q, Rotate
+from theodolite.encodings.rotate.lengths import Lengths
+from theodolite.encodings.rotate.operands import device_of
 from theodolite.encodings.rotate.tables import Tables, pair_tables
 from theodolite.kernels import rotate
+from theodolite.kernels.api import require_apart
 from theodolite.plan.axial import Axial
-from theodolite.positions.checks import require_count
+from theodolite.positions.checks import require_count, require_positions
 
 
 class PatchRotate(Rotate):
@@ -42,16 +45,16 @@ class PatchRotate(Rotate):
         k: K,
         positions: Tensor,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths | None = None,
         heads_first: bool = True,
         prefix: int = 0,
     ) -> tuple[Q, K]:
-        """Turn q (B, H, prefix + S, D) and k (B, Hkv, prefix + S, D) at `positions` (axes, B, S); either may be None.
+        """Turn q (B, H, prefix + S, D) and k (B, Hkv, prefix + S, D) at `positions`; either may be None.
 
-        With `heads_first=False` they are (B, prefix + S, H, D). `prefix` tokens in front pass as they are.
+        Positions are (axes, S) for all rows, or (axes, B, S). With `heads_first=False` q and k are
+        (B, prefix + S, H, D). `prefix` tokens in front pass as they are.
         """
-        device = q.device if q is not None else k.device if k is not None else None
-        tables = self.tables(positions, lengths=lengths, device=device)
+        tables = self.tables(positions, lengths=lengths, device=device_of(q, k))
         check_patches(q, k, positions, heads_first, prefix)
         return self.apply_tables(q, k, tables, heads_first=heads_first, prefix=prefix)
 
@@ -73,7 +76,10 @@ class PatchRotate(Rotate):
 class AxialRotary(PatchRotate):
     """Turns queries and keys by the places of their tokens on several axes. Holds a plan and nothing else.
 
-    Positions are (axes, B, S), integers, or float64 or float32 fractions; (axes, 1, S) serves every row.
+    Positions are (axes, S), as `theodolite.positions` makes them for one image or for several packed ones, or
+    (axes, B, S) where rows differ: integers, or float64 or float32 fractions. Which axis comes first, and from where
+    it counts, is a family's own, and the wrong order is no error: the table in `theodolite.plan.axial` says which call
+    goes with which `Axial` (`patch_positions(rows, columns).flip(0)` with `Axial.rope_vit`, for example).
 
     Args:
         axial: what to apply. Fixed once given.
@@ -84,13 +90,13 @@ class AxialRotary(PatchRotate):
         >>> from theodolite.positions.grids import patch_positions
         >>> rope = AxialRotary(Axial.qwen_vl(64))
         >>> q, k = torch.randn(2, 8, 1 + 12, 64), torch.randn(2, 8, 1 + 12, 64)
-        >>> q, k = rope(q, k, patch_positions(3, 4)[:, None], prefix=1)
+        >>> q, k = rope(q, k, patch_positions(3, 4), prefix=1)
     """
 
     def __init__(self, axial: Axial) -> None:
         if not isinstance(axial, Axial):
             raise ValueError(f"axial: got a {type(axial).__name__}; it must be an Axial, for example Axial.qwen_vl(64)")
-        super().__init__(rotary_dim=axial.rotary_dim, interleaved=axial.interleaved)
+        super().__init__(rotary_dim=axial.rotary_dim, interleaved=axial.interleaved, head_dim=axial.head_dim)
         self._axial = axial
         # Plain numbers: no cast finds them, and a compiled graph carries them as constants.
         self._inv_freq = tuple(axial.inv_freq().tolist())
@@ -107,28 +113,31 @@ class AxialRotary(PatchRotate):
         self,
         positions: Tensor,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths | None = None,
         amplitude: bool = True,
         device: torch.device | str | None = None,
     ) -> Tables:
-        """cos and sin, (B, S, R/2), float32.
+        """cos and sin, (S, R/2) or (B, S, R/2), float32.
 
         Every entry is within 6e-8 of the true value, as long as position times `multiplier` is at most 2**24.
 
         Args:
-            positions: (axes, B, S), integers, or float32 or float64 where fractions are meant.
+            positions: (axes, S) or (axes, B, S), integers, or float32 or float64 where fractions are meant.
             lengths: of no effect: the frequencies do not depend on it.
             amplitude: false leaves the attention factor out: pure rotations.
             device: where the tables are put; that of `positions` by default.
         """
-        return pair_tables(
+        axes = len(self._axial.axes_dim)
+        places = places_on_axes(positions, axes)
+        cos, sin = pair_tables(
             self._inv_freq,
-            positions,
+            places,
             axis_of_pairs=self._axis,
-            axes=len(self._axial.axes_dim),
+            axes=axes,
             amplitude=self._factor if amplitude else 1.0,
             device=device,
         )
+        return Tables(cos, sin) if places is positions else Tables(cos.squeeze(0), sin.squeeze(0))
 
     @property
     def table_key(self) -> Hashable:
@@ -138,12 +147,13 @@ class AxialRotary(PatchRotate):
         return repr(self._axial)
 
     def _apply_patches(self, q: Q, k: K, tables: Tables, *, heads_first: bool, inplace: bool) -> tuple[Q, K]:
-        for name, x in (("q", q), ("k", k)):
-            self._check_width(name, x)
         if len(self._stretches) == 1:
             return super()._apply_patches(q, k, tables, heads_first=heads_first, inplace=inplace)
-        if inplace and q is not None and q is k:
-            raise ValueError("k: it is q itself, which in place would be turned twice; give one of the two as None")
+        for name, x in (("q", q), ("k", k)):
+            if x is not None:
+                self._check_fit(name, x, tables, heads_first)
+        if inplace and q is not None and k is not None:
+            require_apart(q, k)
         turned = [
             rotate(
                 None if q is None else q[..., start:stop],
@@ -160,9 +170,9 @@ class AxialRotary(PatchRotate):
         return cast(tuple[Q, K], tuple(sides))
 
     def _turn_patches(self, x: Tensor, tables: Tables, *, heads_first: bool, conjugate: bool) -> Tensor:
-        self._check_width("x", x)
         if len(self._stretches) == 1:
             return super()._turn_patches(x, tables, heads_first=heads_first, conjugate=conjugate)
+        self._check_fit("x", x, tables, heads_first)
         options: dict[str, Any] = {"heads_first": heads_first, "conjugate": conjugate}
         turned = [
             rotate(x[..., start:stop], None, *_pairs_of(tables, start, stop), **options)[0]
@@ -177,9 +187,22 @@ class AxialRotary(PatchRotate):
         rest = [x[..., self.rotary_dim :]] if x.shape[-1] > self.rotary_dim else []
         return torch.cat([*cast(list[Tensor], turned), *rest], dim=-1)
 
-    def _check_width(self, name: str, x: Tensor | None) -> None:
-        if x is not None and x.shape[-1] != self._axial.head_dim:
-            raise ValueError(f"{name}: got shape {tuple(x.shape)}; its last must be head_dim, {self._axial.head_dim}")
+
+def places_on_axes(positions: Tensor, axes: int) -> Tensor:
+    """Positions (axes, S) or (axes, B, S) as (axes, B, S), B being 1 where they are the same for all rows.
+
+    Raises:
+        ValueError: they have another shape, another number of axes, or a dtype that positions cannot have.
+    """
+    if isinstance(positions, Tensor) and positions.dim() not in (2, 3):
+        raise ValueError(f"positions: got shape {tuple(positions.shape)}; it must be (axes, S) or (axes, B, S)")
+    require_positions("positions", positions, dims=(2, 3))
+    if positions.shape[0] != axes:
+        raise ValueError(
+            f"positions: got {positions.shape[0]} axes; this encoding has {axes}, and they are the first dimension of "
+            f"(axes, S) or (axes, B, S), here {tuple(positions.shape)}"
+        )
+    return positions[:, None] if positions.dim() == 2 else positions
 
 
 def check_patches(q: Tensor | None, k: Tensor | None, positions: Tensor, heads_first: bool, prefix: int) -> None:

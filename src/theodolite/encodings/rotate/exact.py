@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from torch import Tensor
 
-from theodolite.encodings.rotate.tables import LARGEST_POSITION
+from theodolite.encodings.rotate.tables import LARGEST_POSITION, require_plan
 from theodolite.plan import Rotary
 from theodolite.plan.scaling import Float64
 
@@ -34,11 +34,12 @@ def row_blocks(rows: int) -> Iterator[slice]:
 
 
 def require_settled(name: str, rotary: Rotary) -> None:
-    """Refuse an encoding whose frequencies depend on the length.
+    """Refuse what is no plan, and one whose frequencies depend on the length.
 
     Raises:
         ValueError: as said.
     """
+    require_plan(name, rotary)
     if rotary.depends_on_length:
         raise ValueError(
             f"{name}: {rotary.scaling.rope_type!r} has frequencies that depend on the length of the sequence; "

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from theodolite.encodings.rotate.base import Rotate
 from theodolite.encodings.rotate.learned_tables import (
     base_power,
-    learned_tables,
     on_host,
     plan_frequencies,
     settled_frequencies,
     table_dtype,
+    tables_of_plan,
 )
+from theodolite.encodings.rotate.lengths import Lengths
+from theodolite.encodings.rotate.operands import layout_of
 from theodolite.encodings.rotate.per_head import HeadwiseRotate, head_range
-from theodolite.encodings.rotate.tables import Tables
+from theodolite.encodings.rotate.tables import Tables, require_plan
 from theodolite.plan import Rotary
 
 
@@ -29,9 +29,12 @@ class LearnedBase(HeadwiseRotate):
     ramp of a scaling stays where the plan's base has it. Share one module between the layers that share a base, and
     keep the parameter out of weight decay, which would pull the base back to the plan's.
 
-    Frequencies and angles are computed in float64 from the parameter as it is: after `.half()` from the rounded one,
-    whose relative error is that of a small number (2^-11 of `log_ratio`), not of the base. Tables are float32, or
-    float64 where the parameter is; autocast has no say. The parameter is read by the CPU once per `tables`.
+    The parameter stays float32 in a model of half precision, or float64 after `.double()`: `.half()`, `.bfloat16()`
+    and `.to(dtype)` only move it (`FullPrecision`). Frequencies and angles are computed in float64. Tables are float32,
+    or float64 where the parameter is; autocast has no say. The parameter is read by the CPU once per `tables`.
+
+    FSDP2 wants one dtype in a group: shard this module apart, before the model around it, or keep all parameters in
+    float32 with a mixed-precision policy; `param_dtype=torch.bfloat16` of a policy does round this one too.
 
     Args:
         rotary: where training begins.
@@ -49,7 +52,8 @@ class LearnedBase(HeadwiseRotate):
     """
 
     def __init__(self, rotary: Rotary, *, num_heads: int | None = None) -> None:
-        super().__init__(rotary_dim=rotary.rotary_dim, interleaved=rotary.interleaved, trailing=rotary.trailing)
+        require_plan("rotary", rotary)
+        super().__init__(**layout_of(rotary))
         if num_heads is not None and (isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1):
             raise ValueError(f"num_heads: got {num_heads!r}; it must be a whole number of at least 1, or None")
         self.rotary, self.num_heads = rotary, num_heads
@@ -71,7 +75,7 @@ class LearnedBase(HeadwiseRotate):
         self,
         positions: Tensor,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths | None = None,
         amplitude: bool = True,
         device: torch.device | str | None = None,
         heads: slice | None = None,
@@ -80,6 +84,7 @@ class LearnedBase(HeadwiseRotate):
 
         Args:
             heads: the key-value heads of this rank, Ht of them; all by default.
+            lengths: of no effect unless the plan's frequencies depend on them.
 
         Returns:
             (S, R/2) or (B, S, R/2) for one base, (B or 1, Ht, S, R/2) for one per head.
@@ -90,20 +95,15 @@ class LearnedBase(HeadwiseRotate):
         elif heads is not None:
             raise ValueError(f"heads: got {heads}; all heads share one base (num_heads=None)")
         power = base_power(self.rotary, on_host(log_ratio)[:, None])
-        plan = plan_frequencies(self.rotary, self._inv_freq, positions, lengths, power.device)
-        # (B or 1, 1, R/2) times (Ht or 1, R/2).
-        inv_freq = plan[:, None] * power
-        cos, sin = learned_tables(
-            inv_freq.flatten(1),
-            positions,
-            rotary=self.rotary,
-            amplitude=amplitude,
-            dtype=table_dtype(self.log_ratio),
-            device=device,
-        )
-        return (
-            Tables(cos, sin) if self.num_heads is None else Tables(*(_heads_apart(x, self.rotary) for x in (cos, sin)))
-        )
+        positions, plan = plan_frequencies(self.rotary, self._inv_freq, positions, lengths, power.device)
+        # (R/2,) or (B, R/2), times (Ht or 1, R/2).
+        inv_freq = plan.unsqueeze(-2) * power
+        if self.num_heads is None:
+            inv_freq = inv_freq.squeeze(-2)
+        elif inv_freq.dim() == 2:
+            inv_freq = inv_freq[None]
+        dtype = table_dtype(self.log_ratio)
+        return tables_of_plan(self.rotary, inv_freq, positions, amplitude=amplitude, dtype=dtype, device=device)
 
     def extra_repr(self) -> str:
         return f"{self.rotary!r}, num_heads={self.num_heads}"
@@ -123,7 +123,8 @@ class LeRoPE(Rotate):
     """
 
     def __init__(self, rotary: Rotary) -> None:
-        super().__init__(rotary_dim=rotary.rotary_dim, interleaved=rotary.interleaved, trailing=rotary.trailing)
+        require_plan("rotary", rotary)
+        super().__init__(**layout_of(rotary))
         self.rotary = rotary
         self._inv_freq = settled_frequencies(rotary)
         self.alpha = nn.Parameter(torch.empty(rotary.rotary_dim // 2, dtype=torch.float32))
@@ -137,27 +138,15 @@ class LeRoPE(Rotate):
         self,
         positions: Tensor,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths | None = None,
         amplitude: bool = True,
         device: torch.device | str | None = None,
     ) -> Tables:
         """cos and sin with the gradient of `alpha`; the arguments are those of `rotary_tables`."""
         factors = on_host(self.alpha).exp()
-        return learned_tables(
-            plan_frequencies(self.rotary, self._inv_freq, positions, lengths, factors.device) * factors,
-            positions,
-            rotary=self.rotary,
-            amplitude=amplitude,
-            dtype=table_dtype(self.alpha),
-            device=device,
-        )
+        positions, plan = plan_frequencies(self.rotary, self._inv_freq, positions, lengths, factors.device)
+        dtype = table_dtype(self.alpha)
+        return tables_of_plan(self.rotary, plan * factors, positions, amplitude=amplitude, dtype=dtype, device=device)
 
     def extra_repr(self) -> str:
         return repr(self.rotary)
-
-
-def _heads_apart(table: Tensor, rotary: Rotary) -> Tensor:
-    """(S, Ht * R/2) or (B, S, Ht * R/2) to (1 or B, Ht, S, R/2)."""
-    pairs = rotary.rotary_dim // 2
-    apart = table.reshape(*table.shape[:-1], -1, pairs).transpose(-3, -2).contiguous()
-    return apart if apart.dim() == 4 else apart[None]

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from theodolite.encodings.rotate.base import Rotate
-from theodolite.encodings.rotate.exact import require_settled
+from theodolite.encodings.rotate.exact import axes_of, require_settled
 from theodolite.encodings.rotate.learned_tables import (
     base_power,
-    learned_tables,
     on_host,
     plan_frequencies,
-    require_lengths,
     settled_frequencies,
     table_dtype,
+    tables_of_plan,
 )
+from theodolite.encodings.rotate.lengths import Lengths, for_each_row, lengths_tensor
+from theodolite.encodings.rotate.operands import layout_of
 from theodolite.encodings.rotate.tables import Tables
 from theodolite.plan import Rotary
 from theodolite.plan.errors import is_number
-from theodolite.positions.checks import can_read_at_once, require_integers
 
 # Octaves of length on either side of the reference where the units begin.
 _SPREAD = 4.0
@@ -60,8 +59,8 @@ class LengthBase(Rotate):
     def __init__(
         self, rotary: Rotary, *, theta_min: float, theta_max: float, reference_length: int, hidden: int = 8
     ) -> None:
-        super().__init__(rotary_dim=rotary.rotary_dim, interleaved=rotary.interleaved, trailing=rotary.trailing)
         require_settled("rotary", rotary)
+        super().__init__(**layout_of(rotary))
         for name, theta in (("theta_min", theta_min), ("theta_max", theta_max)):
             if not is_number(theta) or theta <= 1:
                 raise ValueError(f"{name}: got {theta!r}; it must be a finite number above 1")
@@ -97,7 +96,7 @@ class LengthBase(Rotate):
             steps = torch.arange(self.hidden, dtype=torch.float32, device=self.shift.device)
             self.shift.copy_((2 * steps - (self.hidden - 1)) * (_SPREAD / (self.hidden - 1)))
 
-    def rope_theta(self, lengths: Sequence[int] | Tensor) -> Tensor:
+    def rope_theta(self, lengths: Lengths) -> Tensor:
         """The base at each of these lengths (tokens), (B,), float64 on the CPU, with its gradient.
 
         Raises:
@@ -109,29 +108,24 @@ class LengthBase(Rotate):
         self,
         positions: Tensor,
         *,
-        lengths: Sequence[int] | Tensor | None = None,
+        lengths: Lengths | None = None,
         amplitude: bool = True,
         device: torch.device | str | None = None,
     ) -> Tables:
         """cos and sin with the gradient of the network, (B, S, R/2); other arguments are those of `rotary_tables`.
 
         Args:
-            positions: (B, S), or (axes, B, S) where the plan has axes.
+            positions: (S,) or (B, S), or (axes, B, S) where the plan has axes; (S,) and (1, S) serve all lengths.
             lengths: the tokens of each row's whole sequence, B of them, as numbers or as a tensor of integers. It is
                 needed, and no default is made of the positions: keys of an earlier call would not fit.
         """
         if lengths is None:
             raise ValueError("lengths: got None; the base depends on it: give the tokens of each row's whole sequence")
-        require_lengths(positions, len(lengths))
         power = base_power(self.rotary, self._log_ratio(lengths)[:, None])
-        return learned_tables(
-            plan_frequencies(self.rotary, self._inv_freq, positions, None, power.device) * power,
-            positions,
-            rotary=self.rotary,
-            amplitude=amplitude,
-            dtype=table_dtype(self.offset),
-            device=device,
-        )
+        positions = for_each_row(positions, power.shape[0], axes=axes_of(self.rotary))
+        _, plan = plan_frequencies(self.rotary, self._inv_freq, positions, None, power.device)
+        dtype = table_dtype(self.offset)
+        return tables_of_plan(self.rotary, plan * power, positions, amplitude=amplitude, dtype=dtype, device=device)
 
     def extra_repr(self) -> str:
         return (
@@ -139,12 +133,12 @@ class LengthBase(Rotate):
             f"reference_length={self.reference_length}, hidden={self.hidden}"
         )
 
-    def _log_ratio(self, lengths: Sequence[int] | Tensor) -> Tensor:
+    def _log_ratio(self, lengths: Lengths) -> Tensor:
         """The logarithm of the base over the plan's, (B,)."""
         # One trip to the CPU for all weights.
         weights = on_host(torch.cat([self.gain, self.slope, self.shift, self.offset]))
         gain, slope, shift, offset = weights.split([self.hidden, self.hidden, self.hidden, 1])
-        octaves = torch.log2(_as_tensor(lengths).to(weights.device).double() / self.reference_length)
+        octaves = torch.log2(lengths_tensor(lengths).to(weights.device).double() / self.reference_length)
         units = torch.tanh(softplus(slope) * octaves[:, None] + shift)
         low = math.log(self.theta_min / self.rotary.rope_theta)
         high = math.log(self.theta_max / self.rotary.rope_theta)
@@ -152,18 +146,6 @@ class LengthBase(Rotate):
         start = math.log(-low / high)
         share = torch.sigmoid(start + offset + (softplus(gain) * units).sum(-1))
         return (low + (high - low) * share).clamp(low, high)
-
-
-def _as_tensor(lengths: Sequence[int] | Tensor) -> Tensor:
-    if isinstance(lengths, Tensor):
-        require_integers("lengths", lengths, dims=(1,))
-        if can_read_at_once(lengths) and lengths.numel() and int(lengths.min()) < 1:
-            raise ValueError(f"lengths: got {int(lengths.min())}; each must be at least 1 token")
-        return lengths
-    for length in lengths:
-        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-            raise ValueError(f"lengths: got {length!r}; each must be a whole number of at least 1 token")
-    return torch.tensor(list(lengths), dtype=torch.int64, device="cpu")
 
 
 def _inverse_softplus(value: float) -> float:

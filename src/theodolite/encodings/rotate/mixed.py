@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from theodolite.encodings.rotate.axial import PatchRotate, check_patches
+from theodolite.encodings.rotate.axial import PatchRotate, check_patches, places_on_axes
 from theodolite.encodings.rotate.base import K, Q
+from theodolite.encodings.rotate.lengths import Lengths
+from theodolite.encodings.rotate.operands import device_of
 from theodolite.encodings.rotate.per_head import HeadwiseRotate, head_range
 from theodolite.encodings.rotate.tables import LARGEST_POSITION, Tables
+from theodolite.encodings.rotate.tracing import can_look, is_traced, positions_within
 from theodolite.plan.errors import is_number
-from theodolite.positions.checks import can_read_at_once, require_count, require_positions
+from theodolite.positions.checks import require_count
 
 # Devices that have float64; on the others (MPS) the angles come from the CPU.
 _FLOAT64 = ("cpu", "cuda")
@@ -29,10 +31,13 @@ class MixedRotary(PatchRotate, HeadwiseRotate):
     A module is one layer. Layer l of rope-vit's `freqs` (2, layers, H * D/2) is `freqs[:, l].view(2, H, -1)`, of
     timm's `freqs[:, l]`. Keep it out of weight decay, as both do.
 
-    Positions are (2, B, S): x the column and y the row in both (`patch_positions(rows, columns).flip(0)`), integers,
-    or float32 or float64 fractions; (2, 1, S) serves every row. Tables are float32, or float64 where the parameter is;
-    angles are computed in float64 from the parameter as it is, on its device where that has float64, else on the CPU.
-    Autocast has no say.
+    Positions are (2, S), or (2, B, S) where rows differ: x the column and y the row in both
+    (`patch_positions(rows, columns).flip(0)`), integers, or float32 or float64 fractions. Tables are float32, or
+    float64 where the parameter is; angles are computed in float64, on the parameter's device where that has float64,
+    else on the CPU. Autocast has no say.
+
+    The parameter stays float32 in a model of half precision, or float64 after `.double()`: see `LearnedBase`, there
+    for FSDP too.
 
     Args:
         head_dim: D, channels of a head, a multiple of 4.
@@ -45,7 +50,7 @@ class MixedRotary(PatchRotate, HeadwiseRotate):
         >>> from theodolite.positions.grids import patch_positions
         >>> rope = MixedRotary(64, 6)
         >>> q, k = torch.randn(2, 6, 1 + 12, 64), torch.randn(2, 6, 1 + 12, 64)
-        >>> q, k = rope(q, k, patch_positions(3, 4).flip(0)[:, None], prefix=1)
+        >>> q, k = rope(q, k, patch_positions(3, 4).flip(0), prefix=1)
     """
 
     # What older modules call `freqs` is learned here, not derived.
@@ -58,8 +63,8 @@ class MixedRotary(PatchRotate, HeadwiseRotate):
         require_count("num_heads", num_heads, least=1)
         if not is_number(rope_theta) or rope_theta <= 1:
             raise ValueError(f"rope_theta: got {rope_theta!r}; it must be a finite number above 1")
-        super().__init__(rotary_dim=head_dim, interleaved=interleaved)
-        self.head_dim, self.num_heads, self.rope_theta = head_dim, num_heads, float(rope_theta)
+        super().__init__(rotary_dim=head_dim, interleaved=interleaved, head_dim=head_dim)
+        self.num_heads, self.rope_theta = num_heads, float(rope_theta)
         self.frequencies = nn.Parameter(torch.empty(2, num_heads, head_dim // 2, dtype=torch.float32))
         self.reset_parameters()
 
@@ -69,7 +74,7 @@ class MixedRotary(PatchRotate, HeadwiseRotate):
             return
         # Drawn in float32, one after the other: a seed gives the directions that it gives rope-vit.
         turn = torch.rand(self.num_heads, 1, dtype=torch.float32, device="cpu").double() * (2 * math.pi)
-        lengths = [self.rope_theta ** (-channel / self.head_dim) for channel in range(0, self.head_dim, 4)]
+        lengths = [self.rope_theta ** (-channel / self.rotary_dim) for channel in range(0, self.rotary_dim, 4)]
         along = torch.tensor(lengths, dtype=torch.float64, device="cpu")
         x, y = along * turn.cos(), along * turn.sin()
         with torch.no_grad():
@@ -79,23 +84,23 @@ class MixedRotary(PatchRotate, HeadwiseRotate):
         self,
         positions: Tensor,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths | None = None,
         amplitude: bool = True,
         device: torch.device | str | None = None,
         heads: slice | None = None,
     ) -> Tables:
-        """cos and sin with the gradient of `frequencies`, (B, Ht, S, D/2).
+        """cos and sin with the gradient of `frequencies`, (1 or B, Ht, S, D/2).
 
         Args:
-            positions: (2, B, S), x and y.
+            positions: (2, S) or (2, B, S), x and y, at most 2**24 either way; on the CPU they are checked.
             lengths, amplitude: of no effect: no frequency depends on the length, and there is no attention factor.
             device: where the tables are put; that of `positions` by default.
             heads: the key-value heads of this rank, Ht of them; all by default.
         """
-        require_positions("positions", positions, dims=(3,))
-        if positions.shape[0] != 2:
-            raise ValueError(f"positions: got {positions.shape[0]} axes; this encoding has 2")
-        if can_read_at_once(positions) and not bool((positions.double().abs() <= LARGEST_POSITION).all()):
+        positions = places_on_axes(positions, 2)
+        if positions.device.type == "cpu" and is_traced(positions):
+            positions = positions_within(positions, -LARGEST_POSITION, LARGEST_POSITION)
+        elif can_look(positions) and not bool((positions.double().abs() <= LARGEST_POSITION).all()):
             raise ValueError(f"positions: they must be at most 2**24 = {LARGEST_POSITION} either way")
         frequencies: Tensor = self.frequencies[:, head_range(heads, self.num_heads)]
         device = positions.device if device is None else torch.device(device)
@@ -117,14 +122,13 @@ class MixedRotary(PatchRotate, HeadwiseRotate):
         k: K,
         positions: Tensor,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths | None = None,
         heads_first: bool = True,
         prefix: int = 0,
         heads: slice | None = None,
     ) -> tuple[Q, K]:
         """As in `PatchRotate`; `heads` are the key-value heads that k carries and q belongs to, all by default."""
-        device = q.device if q is not None else k.device if k is not None else None
-        tables = self.tables(positions, device=device, heads=heads)
+        tables = self.tables(positions, device=device_of(q, k), heads=heads)
         check_patches(q, k, positions, heads_first, prefix)
         return self.apply_tables(q, k, tables, heads_first=heads_first, prefix=prefix)
 

@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.encodings.rotate.base import K, Q, Rotate
+from theodolite.encodings.rotate.lengths import Lengths
+from theodolite.encodings.rotate.operands import require_heads
+from theodolite.kernels.api import require_apart
 
 
 class _Parts(Rotate):
     """Cuts queries and keys along one dimension, turns each part by its own rotation, and joins them."""
 
     def __init__(self, parts: Sequence[tuple[Rotate | None, int]], unit: str) -> None:
+        _check_pairs(parts, unit)
         super().__init__(rotary_dim=sum(part.rotary_dim for part, _ in parts if isinstance(part, Rotate)))
-        if not parts:
-            raise ValueError(f"parts: got none; give pairs of a rotation, or None, and its {unit}")
         for part, count in parts:
             if part is not None and not isinstance(part, Rotate):
                 raise ValueError(
@@ -45,7 +47,7 @@ class _Parts(Rotate):
         self,
         positions: Tensor,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths | None = None,
         amplitude: bool = True,
         device: torch.device | str | None = None,
     ) -> tuple[Any, ...]:
@@ -62,6 +64,11 @@ class _Parts(Rotate):
         """Turn q (B, H, S, D) and k (B, Hkv, S, D), each part by its own tables."""
         dim = self._dim(heads_first)
         options: dict[str, Any] = {"heads_first": heads_first, "inplace": inplace}
+        if inplace and q is not None and k is not None:
+            # Their parts may be apart where the whole are not.
+            require_heads("q", q)
+            require_heads("k", k)
+            require_apart(q, k)
         pieces = zip(self._cut("q", q, dim), self._cut("k", k, dim), strict=True)
         turned = [
             pair if part is None else part.apply_tables(*pair, table, **options)
@@ -102,6 +109,7 @@ class _Parts(Rotate):
         """Views of x, one for each part."""
         if x is None:
             return [None] * len(self.counts)
+        require_heads(name, x)
         unit = self._size(x.shape[dim])
         if unit == 0:
             raise ValueError(
@@ -109,6 +117,17 @@ class _Parts(Rotate):
             )
         ends = accumulate((unit * count for count in self.counts), initial=0)
         return [x.narrow(dim, start, stop - start) for start, stop in pairwise(ends)]
+
+
+def _check_pairs(parts: object, unit: str) -> None:
+    needed = f"give pairs of a rotation, or None, and its {unit}"
+    if not isinstance(parts, Sequence):
+        raise ValueError(f"parts: got a {type(parts).__name__}; {needed}, in a list")
+    if not parts:
+        raise ValueError(f"parts: got none; {needed}")
+    for pair in parts:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise ValueError(f"parts: got a {type(pair).__name__} among them; {needed}")
 
 
 class RotateByHead(_Parts):
@@ -125,8 +144,9 @@ class RotateByHead(_Parts):
         return -3 if heads_first else -2
 
     def _size(self, size: int) -> int:
-        unit, left = divmod(size, sum(self.counts))
-        return 0 if left else unit
+        # No divmod: a compiler with sizes as symbols has none.
+        heads = sum(self.counts)
+        return 0 if size % heads else size // heads
 
 
 class RotateByChannel(_Parts):

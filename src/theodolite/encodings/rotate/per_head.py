@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from theodolite.encodings.rotate.base import K, Q, Rotate
 from theodolite.encodings.rotate.exact import axes_of
+from theodolite.encodings.rotate.lengths import Lengths, for_each_row, row_lengths
+from theodolite.encodings.rotate.operands import device_of, layout_of
 from theodolite.encodings.rotate.tables import Tables, rotary_tables, tables_of
 from theodolite.plan import Rotary
 
@@ -20,7 +23,7 @@ class HeadwiseRotate(Rotate):
         self,
         positions: Tensor,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths | None = None,
         amplitude: bool = True,
         device: torch.device | str | None = None,
         heads: slice | None = None,
@@ -28,36 +31,33 @@ class HeadwiseRotate(Rotate):
         """As in `Rotate`; `heads` are the key-value heads of this rank, `slice(2, 4)`, all by default."""
         raise NotImplementedError
 
-    def apply_tables(
-        self, q: Q, k: K, tables: Tables, *, heads_first: bool = True, inplace: bool = False
-    ) -> tuple[Q, K]:
-        """Turn q (B, H, S, D) and k (B, Hkv, S, D), either may be None, by tables that were made before."""
-        if k is not None and tables.cos.dim() == 4 and k.dim() == 4:
-            given, made = k.shape[1 if heads_first else 2], tables.cos.shape[1]
-            if given != made:
-                raise ValueError(
-                    f"k: got {given} heads for tables of {made}; there is one for each key-value head, and "
-                    "heads=slice(first, last + 1) makes those of a part of them"
-                )
-        return super().apply_tables(q, k, tables, heads_first=heads_first, inplace=inplace)
-
     def forward(
         self,
         q: Q,
         k: K,
         positions: Tensor,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths | None = None,
         heads_first: bool = True,
         heads: slice | None = None,
     ) -> tuple[Q, K]:
         """As in `Rotate`; `heads` are the key-value heads that k carries and q belongs to, all by default."""
-        device = q.device if q is not None else k.device if k is not None else None
-        tables = self.tables(positions, lengths=lengths, device=device, heads=heads)
+        tables = self.tables(positions, lengths=lengths, device=device_of(q, k), heads=heads)
         for name, x in (("q", q), ("k", k)):
             if x is not None:
                 self._check_tokens(name, x, positions, heads_first)
         return self.apply_tables(q, k, tables, heads_first=heads_first)
+
+    def _check_fit(self, name: str, x: Tensor, tables: Any, heads_first: bool) -> None:
+        super()._check_fit(name, x, tables, heads_first)
+        if name != "k" or tables.cos.dim() != 4:
+            return
+        given, made = x.shape[1 if heads_first else 2], tables.cos.shape[1]
+        if given != made:
+            raise ValueError(
+                f"k: got {given} heads for tables of {made}; there is one for each key-value head, and "
+                "heads=slice(first, last + 1) makes those of a part of them"
+            )
 
 
 class PerHeadRotary(HeadwiseRotate):
@@ -82,10 +82,14 @@ class PerHeadRotary(HeadwiseRotate):
     """
 
     def __init__(self, rotaries: Sequence[Rotary]) -> None:
+        if isinstance(rotaries, Rotary) or not isinstance(rotaries, Iterable):
+            raise ValueError(
+                f"rotaries: got a {type(rotaries).__name__}; give a list of plans, one for each key-value head"
+            )
         rotaries = tuple(rotaries)
         _check_alike(rotaries)
         first = rotaries[0]
-        super().__init__(rotary_dim=first.rotary_dim, interleaved=first.interleaved, trailing=first.trailing)
+        super().__init__(**layout_of(first))
         self._rotaries = rotaries
         # Heads with the same plan share the work. Plain numbers: no cast finds them.
         self._distinct = tuple(dict.fromkeys(rotaries))
@@ -103,7 +107,7 @@ class PerHeadRotary(HeadwiseRotate):
         self,
         positions: Tensor,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths | None = None,
         amplitude: bool = True,
         device: torch.device | str | None = None,
         heads: slice | None = None,
@@ -114,11 +118,15 @@ class PerHeadRotary(HeadwiseRotate):
             heads: the key-value heads of this rank, Ht of them; all by default.
         """
         which = self._which[head_range(heads, len(self._which))]
+        if lengths is not None and any(self._inv_freq[number] is None for number in which):
+            # All heads alike, so that their tables can be stacked.
+            lengths = row_lengths(lengths)
+            positions = for_each_row(positions, len(lengths), axes=axes_of(self._distinct[0]))
         made: dict[int, Tables] = {}
         for number in which:
             if number not in made:
                 rotary, inv_freq = self._distinct[number], self._inv_freq[number]
-                if lengths is not None or inv_freq is None:
+                if inv_freq is None:
                     one = rotary_tables(rotary, positions, lengths=lengths, amplitude=amplitude, device=device)
                 else:
                     one = tables_of(rotary, inv_freq, positions, amplitude=amplitude, device=device)
@@ -130,6 +138,11 @@ class PerHeadRotary(HeadwiseRotate):
     @property
     def table_key(self) -> Hashable:
         return type(self), self.rotaries
+
+    def _fixed_frequencies(self) -> Sequence[Sequence[float]]:
+        fixed = [inv_freq for inv_freq in self._inv_freq if inv_freq is not None]
+        # Stored frequencies may be those of a head that has them by the length.
+        return fixed if len(fixed) == len(self._inv_freq) else ()
 
     def extra_repr(self) -> str:
         return ",\n".join(repr(rotary) for rotary in self.rotaries)

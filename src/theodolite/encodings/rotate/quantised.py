@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
 
 from theodolite.encodings.rotate.base import Rotate
-from theodolite.encodings.rotate.exact import axes_of, require_settled
+from theodolite.encodings.rotate.exact import axes_of, require_settled, row_blocks
+from theodolite.encodings.rotate.lengths import Lengths
+from theodolite.encodings.rotate.operands import layout_of
 from theodolite.encodings.rotate.tables import LARGEST_POSITION, Tables, pair_tables, tables_of
+from theodolite.encodings.rotate.tracing import is_traced, positions_within
 from theodolite.plan import Rotary
 from theodolite.positions.checks import require_count, require_integers
 
 _STEPS = 127
+# Of the file, not of a module: modules are copied and pickled, which no lock is.
+_GROWING = threading.Lock()
+_CPU = torch.device("cpu")
 _DTYPES = (torch.int8, torch.float16, torch.bfloat16)
 
 
@@ -44,8 +51,8 @@ class StoredRotary(Rotate):
     """
 
     def __init__(self, rotary: Rotary, *, length: int, dtype: torch.dtype = torch.int8) -> None:
-        super().__init__(rotary_dim=rotary.rotary_dim, interleaved=rotary.interleaved, trailing=rotary.trailing)
         require_settled("rotary", rotary)
+        super().__init__(**layout_of(rotary))
         require_count("length", length, least=1)
         if dtype not in _DTYPES:
             raise ValueError(f"dtype: got {dtype}; it must be torch.int8, torch.float16 or torch.bfloat16")
@@ -53,23 +60,27 @@ class StoredRotary(Rotate):
         self._inv_freq = tuple(rotary.inv_freq().tolist())
         # One table for each device, of the same rows: (N, 2, R/2), cos above sin. No tensor attribute of the module.
         self._stored: dict[torch.device, Tensor] = {}
-        self._grow(length)
+        self._least = length
+        # Where tensors have no values, the table is made when one is read that has.
+        if not is_traced():
+            self._table(_CPU, length - 1)
 
     @property
     def length(self) -> int:
         """How many positions are stored."""
-        return self._stored[torch.device("cpu")].shape[0]
+        table = self._stored.get(_CPU)
+        return self._least if table is None else table.shape[0]
 
     @property
     def nbytes(self) -> int:
         """Bytes of one table: `length * rotary_dim`, twice that in half precision."""
-        return self._stored[torch.device("cpu")].nbytes
+        return self.length * self.rotary_dim * self.dtype.itemsize
 
     def tables(
         self,
         positions: Tensor,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths | None = None,
         amplitude: bool = True,
         device: torch.device | str | None = None,
     ) -> Tables:
@@ -89,14 +100,16 @@ class StoredRotary(Rotate):
         if axes and positions.shape[0] != axes:
             raise ValueError(f"positions: got {positions.shape[0]} axes; this encoding has {axes}")
         factor = self.rotary.attention_factor() if amplitude else 1.0
-        if positions.is_meta or torch.compiler.is_compiling():
+        if positions.is_meta or is_traced(positions):
+            if not positions.is_meta:
+                positions = positions_within(positions, 0, LARGEST_POSITION)
             exact = tables_of(self.rotary, self._inv_freq, positions, amplitude=False, device=device)
             return Tables(*(_restored(_rounded(table, self.dtype), factor) for table in exact))
         device = positions.device if device is None else torch.device(device)
-        self._make_room(positions)
+        last = _furthest(positions)
         # Made outside inference mode, so that training can use them later.
         with torch.inference_mode(False):
-            rows = self._table_on(positions.device)[positions.long()]
+            rows = self._table(positions.device, last)[positions.long()]
             if axes:
                 axis = torch.tensor(self.rotary.axis_of_pairs(), device=rows.device)
                 rows = rows.gather(0, axis.expand(1, *rows.shape[1:])).squeeze(0)
@@ -107,36 +120,53 @@ class StoredRotary(Rotate):
     def table_key(self) -> Hashable:
         return type(self), self.rotary, self.dtype
 
+    def _fixed_frequencies(self) -> Sequence[Sequence[float]]:
+        return (self._inv_freq,)
+
     def extra_repr(self) -> str:
         return f"{self.rotary!r}, length={self.length}, dtype={self.dtype}"
 
-    def _make_room(self, positions: Tensor) -> None:
-        if not positions.numel():
-            return
-        # One wait for the device, for both ends.
-        first, last = torch.stack(torch.aminmax(positions.long())).tolist()
-        if first < 0:
-            raise ValueError(f"positions: got {first}; the table begins at 0")
-        if last > LARGEST_POSITION:
-            raise ValueError(f"positions: got {last}; the tables are exact up to 2**24 = {LARGEST_POSITION}")
-        if last >= self.length:
-            self._grow(min(max(last + 1, self.length + self.length // 2), LARGEST_POSITION + 1))
-
-    def _grow(self, length: int) -> None:
-        cpu = torch.device("cpu")
-        with torch.inference_mode(False):
-            before = self._stored.get(cpu)
-            start = 0 if before is None else before.shape[0]
-            exact = pair_tables(self._inv_freq, torch.arange(start, length, device=cpu))
-            rows = torch.stack([_rounded(table, self.dtype) for table in exact], dim=-2)
-            # Copies on other devices are made anew when they are read.
-            self._stored = {cpu: rows if before is None else torch.cat([before, rows])}
-
-    def _table_on(self, device: torch.device) -> Tensor:
+    def _table(self, device: torch.device, last: int) -> Tensor:
+        """A table on `device` that has a row for `last`; what other threads do to `_stored` is nothing to it."""
         table = self._stored.get(device)
-        if table is None:
-            table = self._stored[device] = self._stored[torch.device("cpu")].to(device)
-        return table
+        if table is not None and last < table.shape[0]:
+            return table
+        with _GROWING, torch.inference_mode(False):
+            rows = self._stored.get(_CPU)
+            if rows is None or last >= rows.shape[0]:
+                rows = self._longer(rows, last)
+                # Copies on other devices are made anew when they are read.
+                self._stored = {_CPU: rows}
+            table = self._stored.get(device)
+            if table is None or last >= table.shape[0]:
+                table = self._stored[device] = rows.to(device)
+            return table
+
+    def _longer(self, before: Tensor | None, last: int) -> Tensor:
+        start = 0 if before is None else before.shape[0]
+        length = max(last + 1, self._least, min(start + start // 2, LARGEST_POSITION + 1))
+        rows = torch.empty((length, 2, self.rotary_dim // 2), dtype=self.dtype, device=_CPU)
+        if before is not None:
+            rows[:start] = before
+        # In blocks: the float32 entries are four times the table.
+        for block in row_blocks(length - start):
+            new = torch.arange(start + block.start, min(start + block.stop, length), device=_CPU)
+            exact = pair_tables(self._inv_freq, new)
+            rows[new[0] : new[-1] + 1] = torch.stack([_rounded(table, self.dtype) for table in exact], dim=-2)
+        return rows
+
+
+def _furthest(positions: Tensor) -> int:
+    """The largest, -1 where there are none."""
+    if not positions.numel():
+        return -1
+    # One wait for the device, for both ends.
+    first, last = torch.stack(torch.aminmax(positions.long())).tolist()
+    if first < 0:
+        raise ValueError(f"positions: got {first}; the table begins at 0")
+    if last > LARGEST_POSITION:
+        raise ValueError(f"positions: got {last}; the tables are exact up to 2**24 = {LARGEST_POSITION}")
+    return int(last)
 
 
 def _rounded(table: Tensor, dtype: torch.dtype) -> Tensor:

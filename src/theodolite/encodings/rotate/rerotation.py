@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from theodolite.encodings.rotate.exact import axes_of, host_positions, require_settled, row_blocks
-from theodolite.encodings.rotate.tables import Tables, rotary_tables
+from theodolite.encodings.rotate.operands import require_heads
+from theodolite.encodings.rotate.tables import LARGEST_POSITION, Tables, require_plan, rotary_tables
+from theodolite.encodings.rotate.tracing import is_traced
 from theodolite.kernels import rotate
 from theodolite.plan import Rotary
 from theodolite.plan.scaling import Float64
@@ -75,6 +77,7 @@ def rerotate(
         ValueError: plans that differ in width or layout, or whose frequencies depend on the length (settle both with
             `at_length`); positions of another shape or dtype; a mixture of the two forms.
     """
+    require_heads("k", k)
     if rotary is not None and by is not None and all(x is None for x in (old, new, positions, new_positions)):
         plan, tables = rotary, _tables_of_move(k, rotary, by, heads_first)
     elif old is not None and new is not None and positions is not None and rotary is None and by is None:
@@ -86,8 +89,8 @@ def rerotate(
             "rerotate: give rotary and by, or old, new and positions (and new_positions where they change)"
         )
     return rotate(
-        k,
         None,
+        k,
         tables.cos,
         tables.sin,
         interleaved=plan.interleaved,
@@ -95,7 +98,7 @@ def rerotate(
         trailing=plan.trailing,
         heads_first=heads_first,
         inplace=inplace,
-    )[0]
+    )[1]
 
 
 def rerotation_tables(
@@ -115,6 +118,8 @@ def rerotation_tables(
     A compiler does not look inside: where a graph must have no break, give it tables that were made outside.
     """
     _require_eager()
+    require_plan("old", old)
+    require_plan("new", new)
     _check_alike(old, new)
     require_settled("old", old)
     require_settled("new", new)
@@ -140,7 +145,8 @@ def rerotation_tables(
             f"{tuple(positions.shape)}, or one"
         )
     ratio = new.attention_factor() / old.attention_factor()
-    cos, sin = _compute(
+    compute = _compute_opaque if is_traced(positions, new_positions) else _compute
+    cos, sin = compute(
         before,
         after,
         old.inv_freq().tolist(),
@@ -159,11 +165,16 @@ def _tables_of_move(k: Tensor, rotary: Rotary, by: int | Tensor, heads_first: bo
     require_settled("rotary", rotary)
     if isinstance(by, Tensor):
         _check_positions("by", by, rotary)
+        if not by.is_meta and not is_traced(by):
+            by = by.cpu()
+            host_positions("by", by)
         tables = rotary_tables(rotary, by, amplitude=False, device=k.device)
         _check_tokens("by", tables.cos, k, heads_first)
         return tables
     if isinstance(by, bool) or not isinstance(by, int):
         raise ValueError(f"by: got {by!r}; give a whole number of tokens, or a tensor with one number per token")
+    if abs(by) > LARGEST_POSITION:
+        raise ValueError(f"by: got {by}; the tables are exact up to 2**24 = {LARGEST_POSITION}")
     axes = axes_of(rotary)
     one = torch.full((axes, 1, 1) if axes else (1,), by, dtype=torch.int64, device="cpu")
     cos, sin = rotary_tables(rotary, one, amplitude=False, device=k.device)
@@ -193,7 +204,7 @@ def _check_positions(name: str, positions: Tensor, rotary: Rotary) -> None:
 
 
 def _check_tokens(name: str, table: Tensor, k: Tensor, heads_first: bool) -> None:
-    if k.dim() == 4 and table.shape[-2] != k.shape[2 if heads_first else 1]:
+    if table.shape[-2] != k.shape[2 if heads_first else 1]:
         layout = "(B, H, S, D)" if heads_first else "(B, S, H, D)"
         raise ValueError(
             f"{name}: got {table.shape[-2]} for the {k.shape[2 if heads_first else 1]} tokens of k of shape "
@@ -232,3 +243,32 @@ def _of_tokens(name: str, positions: Tensor, rows: int) -> Float64:
     host = host_positions(name, positions)
     axes, _, tokens = host.shape
     return np.broadcast_to(host, (axes, rows, tokens)).reshape(axes, -1).T
+
+
+@torch.library.custom_op("theodolite::rerotation_tables", mutates_args=())
+def _compute_opaque(
+    positions: Tensor,
+    new_positions: Tensor,
+    old_freq: Sequence[float],
+    new_freq: Sequence[float],
+    old_axis: Sequence[int],
+    new_axis: Sequence[int],
+    amplitude: float,
+) -> tuple[Tensor, Tensor]:
+    """`_compute` as one node of a graph that is traced, which would else hold the tables."""
+    return _compute(positions, new_positions, old_freq, new_freq, old_axis, new_axis, amplitude)
+
+
+@_compute_opaque.register_fake
+def _(
+    positions: Tensor,
+    new_positions: Tensor,
+    old_freq: Sequence[float],
+    new_freq: Sequence[float],
+    old_axis: Sequence[int],
+    new_axis: Sequence[int],
+    amplitude: float,
+) -> tuple[Tensor, Tensor]:
+    rows = max(positions.shape[1], new_positions.shape[1])
+    table = torch.empty((rows, positions.shape[2], len(new_freq)), dtype=torch.float32, device="cpu")
+    return table, torch.empty_like(table)

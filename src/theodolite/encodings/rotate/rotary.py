@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from theodolite.encodings.rotate.base import Rotate
-from theodolite.encodings.rotate.tables import Tables, rotary_tables, tables_of
+from theodolite.encodings.rotate.lengths import Lengths
+from theodolite.encodings.rotate.operands import layout_of
+from theodolite.encodings.rotate.tables import Tables, require_plan, rotary_tables, tables_of
 from theodolite.plan import Rotary
 
 
@@ -33,7 +34,8 @@ class RotaryEmbedding(Rotate):
     """
 
     def __init__(self, rotary: Rotary) -> None:
-        super().__init__(rotary_dim=rotary.rotary_dim, interleaved=rotary.interleaved, trailing=rotary.trailing)
+        require_plan("rotary", rotary)
+        super().__init__(**layout_of(rotary))
         self._rotary = rotary
         # Plain numbers: no cast finds them, and a compiled graph carries them as constants.
         self._inv_freq = None if rotary.depends_on_length else tuple(rotary.inv_freq().tolist())
@@ -47,12 +49,12 @@ class RotaryEmbedding(Rotate):
         self,
         positions: Tensor,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths | None = None,
         amplitude: bool = True,
         device: torch.device | str | None = None,
     ) -> Tables:
         """cos and sin at `positions`; the arguments are those of `rotary_tables`."""
-        if lengths is not None or self._inv_freq is None:
+        if self._inv_freq is None:
             return rotary_tables(self.rotary, positions, lengths=lengths, amplitude=amplitude, device=device)
         return tables_of(self.rotary, self._inv_freq, positions, amplitude=amplitude, device=device)
 
@@ -63,39 +65,5 @@ class RotaryEmbedding(Rotate):
     def extra_repr(self) -> str:
         return repr(self.rotary)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        for key in _STORED_FREQUENCIES:
-            stored = state_dict.get(prefix + key)
-            if stored is not None and self._inv_freq is not None and _are_others(stored, self._inv_freq):
-                del state_dict[prefix + key]
-                error_msgs.append(
-                    f"{prefix}{key}: the checkpoint's frequencies, {stored[0].item():.6g} to {stored[-1].item():.6g}, "
-                    f"are not those of {self.rotary!r}, {self._inv_freq[0]:.6g} to {self._inv_freq[-1]:.6g}; base or "
-                    "scaling differ, or they were learned (LeRoPE)"
-                )
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-
-
-_STORED_FREQUENCIES = ("inv_freq", "original_inv_freq", "freqs")
-
-
-def _are_others(stored: Any, inv_freq: Sequence[float]) -> bool:
-    """Whether it is a set of frequencies, and another one; what was never filled is none."""
-    if not isinstance(stored, Tensor) or stored.is_meta or tuple(stored.shape) != (len(inv_freq),):
-        return False
-    given, true = stored.detach().to("cpu", torch.float64), torch.tensor(inv_freq, dtype=torch.float64, device="cpu")
-    if not bool((given.isfinite() & (given >= 0)).all()) or bool((given.diff() > 0).any()) or not given.any():
-        return False
-    # bfloat16 keeps 8 bits, and what is below its least number is 0 in float16.
-    return bool(((given - true).abs() > 2.0**-8 * true + 2.0**-24).any())
+    def _fixed_frequencies(self) -> Sequence[Sequence[float]]:
+        return () if self._inv_freq is None else (self._inv_freq,)

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from theodolite.encodings.rotate.lengths import Lengths, for_each_row, row_lengths
+from theodolite.encodings.rotate.tracing import is_traced
 from theodolite.plan import Rotary
 from theodolite.plan.scaling import Float64
 from theodolite.positions.checks import require_positions
@@ -32,7 +34,7 @@ def rotary_tables(
     rotary: Rotary,
     positions: Tensor,
     *,
-    lengths: Sequence[int] | None = None,
+    lengths: Lengths | None = None,
     amplitude: bool = True,
     device: torch.device | str | None = None,
 ) -> Tables:
@@ -47,7 +49,9 @@ def rotary_tables(
         positions: (S,) or (B, S), or (axes, B, S) where the encoding has `mrope_section`. Integers, or
             float32 or float64 where fractions are meant; half precision is refused, for it cannot count past 256.
             On the meta device the tables have their shape and no content.
-        lengths: for frequencies that depend on the length, the tokens of each row's whole sequence, B of them.
+        lengths: for frequencies that depend on the length, the tokens of each row's whole sequence, B of them, as
+            numbers or as a tensor of integers, which is read on the host; positions (S,) and (1, S) then serve all B
+            rows. Of no effect where nothing depends on the length.
         amplitude: false leaves the attention factor out. The tables are then pure rotations: what moves keys that
             are rotated already by a distance, or (`rotate(..., conjugate=True)`) turns them back.
         device: where the tables are put; that of `positions` by default.
@@ -56,13 +60,14 @@ def rotary_tables(
         ValueError: positions of another dtype or shape, beyond 2**24 either way, or asking for a gradient; an
             encoding whose frequencies depend on the length without `lengths` (or `rotary.at_length(tokens)` before).
     """
-    if lengths is not None:
-        return _each_by_its_length(rotary, positions, lengths, amplitude, device)
+    require_plan("rotary", rotary)
     if rotary.depends_on_length:
-        raise ValueError(
-            f"rotary: {rotary.scaling.rope_type!r} has frequencies that depend on the length of the sequence; "
-            "give `lengths`, or settle them with rotary.at_length(tokens), once for each sequence"
-        )
+        if lengths is None:
+            raise ValueError(
+                f"rotary: {rotary.scaling.rope_type!r} has frequencies that depend on the length of the sequence; "
+                "give `lengths`, or settle them with rotary.at_length(tokens), once for each sequence"
+            )
+        return _each_by_its_length(rotary, positions, row_lengths(lengths), amplitude, device)
     return tables_of(rotary, rotary.inv_freq().tolist(), positions, amplitude=amplitude, device=device)
 
 
@@ -93,37 +98,72 @@ def pair_tables(
     """cos and sin of any frequencies, as exact as `rotary_tables`: what an encoding without a plan is made of.
 
     Args:
-        inv_freq: radians per unit of position, one for each pair, plain numbers.
+        inv_freq: radians per unit of position, one for each pair, plain numbers. Those that are trained go to
+            `learned_tables`, which gives them their gradient.
         positions: (S,) or (B, S); with `axes`, (axes, B, S).
         axis_of_pairs: which axis of the positions each pair follows, where there are axes.
         axes: how many axes the positions have; 0 for positions without that dimension.
         amplitude: multiplies cos and sin.
         device: where the tables are put; that of `positions` by default.
+
+    Raises:
+        ValueError: frequencies that ask for a gradient; axes of pairs that do not fit; positions as in
+            `rotary_tables`.
     """
+    if isinstance(inv_freq, Tensor) and inv_freq.requires_grad:
+        raise ValueError(
+            "inv_freq: it requires a gradient, and tables of plain numbers give none; use learned_tables, or detach it"
+        )
+    check_axes(len(inv_freq), axis_of_pairs, axes)
     _check(positions, axes)
     device = positions.device if device is None else torch.device(device)
     if positions.is_meta and device.type != "meta":
         raise ValueError(f"positions: they are on the meta device and have no values to make tables of on {device}")
-    compute = _compute_opaque if torch.compiler.is_compiling() else _compute
+    compute = _compute_opaque if is_traced(positions) else _compute
     cos, sin = compute(positions, inv_freq, axis_of_pairs, amplitude)
     return Tables(cos.to(device), sin.to(device))
 
 
+def require_plan(name: str, rotary: object) -> None:
+    """Refuse what is not a plan, a module that holds one above all.
+
+    Raises:
+        ValueError: as said.
+    """
+    if isinstance(rotary, Rotary):
+        return
+    kind = type(rotary).__name__
+    if isinstance(rotary, nn.Module) and isinstance(getattr(rotary, "rotary", None), Rotary):
+        learned = any(True for _ in rotary.parameters())
+        more = "its frequencies are learned, and its .rotary is where they began" if learned else "give its .rotary"
+        raise ValueError(f"{name}: got a {kind}, a module; it must be a Rotary, the plan: {more}")
+    raise ValueError(f"{name}: got a {kind}; it must be a Rotary, for example Rotary(head_dim=64, rope_theta=10000.0)")
+
+
 def _each_by_its_length(
-    rotary: Rotary, positions: Tensor, lengths: Sequence[int], amplitude: bool, device: torch.device | str | None
+    rotary: Rotary, positions: Tensor, lengths: list[int], amplitude: bool, device: torch.device | str | None
 ) -> Tables:
-    if positions.dim() < 2 or len(lengths) != positions.shape[-2]:
-        raise ValueError(
-            f"lengths: got {len(lengths)} for positions of shape {tuple(positions.shape)}; "
-            "one per row of (B, S) is needed"
-        )
+    positions = for_each_row(positions, len(lengths), axes=len(rotary.mrope_section or ()))
+    if not lengths:
+        return rotary_tables(rotary.at_length(1), positions, amplitude=amplitude, device=device)
     rows = [
-        rotary_tables(
-            rotary.at_length(int(length)), positions[..., row : row + 1, :], amplitude=amplitude, device=device
-        )
+        rotary_tables(rotary.at_length(length), positions[..., row : row + 1, :], amplitude=amplitude, device=device)
         for row, length in enumerate(lengths)
     ]
     return Tables(torch.cat([row.cos for row in rows]), torch.cat([row.sin for row in rows]))
+
+
+def check_axes(pairs: int, axis_of_pairs: Sequence[int], axes: int) -> None:
+    """Refuse axes of pairs that are not one for each pair, or none where there are no axes.
+
+    Raises:
+        ValueError: as said.
+    """
+    if len(axis_of_pairs) != (pairs if axes else 0):
+        needed = f"one for each of the {pairs} pairs is needed" if axes else "with axes=0 there are none"
+        raise ValueError(f"axis_of_pairs: got {len(axis_of_pairs)}; {needed}")
+    if axis_of_pairs and not 0 <= min(axis_of_pairs) <= max(axis_of_pairs) < axes:
+        raise ValueError(f"axis_of_pairs: got {list(axis_of_pairs)}; each must be from 0 to {axes - 1}")
 
 
 def _check(positions: Tensor, axes: int) -> None:

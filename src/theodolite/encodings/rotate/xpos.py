@@ -12,11 +12,15 @@ from torch import Tensor
 
 from theodolite.encodings.rotate.base import K, Q, Rotate
 from theodolite.encodings.rotate.exact import host_positions, require_settled, row_blocks
+from theodolite.encodings.rotate.lengths import Lengths
+from theodolite.encodings.rotate.operands import layout_of
 from theodolite.encodings.rotate.tables import Tables, pair_tables
+from theodolite.encodings.rotate.tracing import can_look, is_traced
 from theodolite.kernels import rotate
+from theodolite.kernels.api import require_apart
 from theodolite.plan import Rotary
 from theodolite.plan.errors import is_number
-from theodolite.positions.checks import can_read_at_once, require_positions
+from theodolite.positions.checks import require_positions
 
 
 class QueryKeyTables(NamedTuple):
@@ -49,8 +53,8 @@ class XPos(Rotate):
     """
 
     def __init__(self, rotary: Rotary, *, centre: float, scale_base: float = 512.0, gamma: float = 0.4) -> None:
-        super().__init__(rotary_dim=rotary.rotary_dim, interleaved=rotary.interleaved, trailing=rotary.trailing)
         require_settled("rotary", rotary)
+        super().__init__(**layout_of(rotary))
         if rotary.mrope_section:
             raise ValueError(
                 f"rotary: got mrope_section {rotary.mrope_section}; xPos decays along one axis, so it must be None"
@@ -82,7 +86,7 @@ class XPos(Rotate):
         self,
         positions: Tensor,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths | None = None,
         amplitude: bool = True,
         device: torch.device | str | None = None,
     ) -> QueryKeyTables:
@@ -106,7 +110,7 @@ class XPos(Rotate):
         device = positions.device if device is None else torch.device(device)
         if positions.is_meta and device.type != "meta":
             raise ValueError(f"positions: they are on the meta device and have no values to make tables of on {device}")
-        compute = _compute_opaque if torch.compiler.is_compiling() else _compute
+        compute = _compute_opaque if is_traced(positions) else _compute
         factor, reach = self.rotary.attention_factor(), float(self.reach(torch.float32))
         cos, sin, cos_k, sin_k, furthest = compute(positions, self._inv_freq, self._rates, self.centre, factor, reach)
         queries, keys = Tables(cos.to(device), sin.to(device)), Tables(cos_k.to(device), sin_k.to(device))
@@ -121,10 +125,13 @@ class XPos(Rotate):
             ValueError: a position is out of `reach` in the dtype of q or k. A compiled graph looks for float32 only.
         """
         for name, x in (("q", q), ("k", k)):
-            if x is not None and can_read_at_once(tables.furthest):
+            if x is None:
+                continue
+            self._check_fit(name, x, tables.q if name == "q" else tables.k, heads_first)
+            if can_look(tables.furthest):
                 self._check_reach(name, x.dtype, float(tables.furthest))
-        if inplace and q is not None and q is k:
-            raise ValueError("k: it is q itself, which in place would be turned twice; give one of the two as None")
+        if inplace and q is not None and k is not None:
+            require_apart(q, k)
         layout = self._layout(heads_first)
         q, _ = rotate(q, None, tables.q.cos, tables.q.sin, inplace=inplace, **layout)
         _, k = rotate(None, k, tables.k.cos, tables.k.sin, inplace=inplace, **layout)
@@ -147,6 +154,9 @@ class XPos(Rotate):
     @property
     def table_key(self) -> Hashable:
         return type(self), self.rotary, self.centre, self.scale_base, self.gamma
+
+    def _fixed_frequencies(self) -> Sequence[Sequence[float]]:
+        return (self._inv_freq,)
 
     def extra_repr(self) -> str:
         return f"{self.rotary!r}, centre={self.centre:g}, scale_base={self.scale_base:g}, gamma={self.gamma:g}"
