@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -439,6 +440,12 @@ class TestStateDict:
             "give a list of those to convert"
         )
 
+    def test_sites_that_can_be_gone_through_once(self):
+        given = layer()
+        for shard in (False, True):
+            sites = (site for site in ["model.layers.*.self_attn"])
+            assert len(convert_state_dict(given, **SIZES, to="halves", sites=sites, shard=shard).changed) == 5
+
     def test_nothing_found(self):
         with pytest.raises(ValueError, match="state_dict: no queries or keys were found in it"):
             convert_state_dict({"lm_head.weight": random(9, 3)}, **SIZES, to="halves")
@@ -509,21 +516,69 @@ class TestQuantised:
         )
 
 
+# The words that hold queries or keys, as each model's code has them.
+MODELS = {
+    "llama": {"q_proj", "k_proj"},
+    "qwen2": {"q_proj", "k_proj"},
+    "qwen3": {"q_proj", "k_proj", "q_norm", "k_norm"},
+    "phi3": {"qkv_proj"},
+    "gpt_neox": {"query_key_value"},
+    "falcon": {"query_key_value"},
+    "gpt2": {"c_attn"},
+    "deepseek_v3": {"q_b_proj", "kv_a_proj_with_mqa"},
+    "bert": {"query", "key"},
+    "t5": {"q", "k"},
+    "mamba": set(),
+}
+SMALL = {
+    "vocab_size": 32, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4,
+    "num_layers": 2, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+}  # fmt: skip
+
+
+class TestModels:
+    """What looks like queries or keys is what a model has of them: nothing else of it stands in a converter's way."""
+
+    @pytest.mark.parametrize("model_type", MODELS)
+    def test_everything_else_is_passed_over(self, model_type):
+        config = transformers.AutoConfig.for_model(model_type, **SMALL)
+        with torch.device("meta"):
+            keys = list(transformers.AutoModel.from_config(config).state_dict())
+        mine, others = [], {}
+        for key in keys:
+            if MODELS[model_type] & set(key.split(".")):
+                mine.append(key)
+            else:
+                others[key] = torch.zeros(2, 2)
+        with pytest.raises(ValueError, match="no queries or keys were found"):
+            convert_state_dict(others, **SIZES, to="halves")
+        assert bool(mine) == bool(MODELS[model_type])
+        for key in mine:
+            with pytest.raises(ValueError, match=r"looks like queries or keys|must have|trailing|must be here"):
+                convert_state_dict({key: torch.zeros(3, 2)}, **SIZES, to="halves")
+
+
 class TestRefused:
     """A row left behind or moved by mistake shows in no shape; so what is not certain is an error."""
 
     @pytest.mark.parametrize(
         "name",
         ["to_q", "self_attn.q_conv", "lin_k", "Wqkv", "wqkv", "W_pack", "c_attn", "qk_proj", "kv_proj", "q1", "in_qkvz",
-         "key_proj", "linear_qkv", "self_attn.in_proj", "attention.in_proj", "attn.in_proj_weight"],
+         "key_proj", "linear_qkv", "self_attn.in_proj", "attention.in_proj", "attn.in_proj_weight", "qkvproj",
+         "queryproj", "qProj", "keyLayer", "QProj", "toQ", "toqkv", "attnQuery", "queryKeyValue", "querykeyvalue",
+         "qnorm", "kLayerNorm", "knorm", "WQuery", "WQKV", "linearq", "projkv", "qlin", "kv", "SelfAttention.q"],
     )  # fmt: skip
     def test_looks_like_queries_or_keys(self, name):
         with pytest.raises(ValueError, match="looks like queries or keys"):
             convert_state_dict({f"layers.0.{name}.weight": random(64, 3)}, **SIZES, to="halves")
 
     @pytest.mark.parametrize(
-        "name", ["mamba.in_proj.weight", "tokens.weight", "blocks.weight", "mlp.gate_proj.weight", "attn.mask_token"]
-    )
+        "name",
+        ["mamba.in_proj.weight", "tokens.weight", "blocks.weight", "mlp.gate_proj.weight", "attn.mask_token",
+         "tok.weight", "link.weight", "ink_proj.weight", "vproj.weight", "toV.weight", "quantizer.weight",
+         "keyboard.weight", "kernel.weight", "VProj.weight", "knowledge.weight"],
+    )  # fmt: skip
     def test_does_not(self, name):
         with pytest.raises(ValueError, match="no queries or keys were found"):
             convert_state_dict({name: random(64, 3)}, **SIZES, to="halves")
@@ -563,6 +618,21 @@ class TestRefused:
         assert len(convert_state_dict(given, **SIZES, to="halves", names={"q_conv": "keep"}).changed) == 5
         with pytest.raises(ValueError, match="part: got 'queries'; it must be one of"):
             convert_state_dict(given, **SIZES, to="halves", names={"q_conv": "queries"})
+
+    def test_names_that_match_nothing(self):
+        options = {**SIZES, "to": "halves"}
+        with pytest.raises(ValueError) as error:
+            convert_state_dict(layer(), **options, names={"qproj": "q"})
+        assert str(error.value) == "names: got 'qproj', and no key has that name between its dots"
+        with pytest.raises(ValueError) as error:
+            convert_state_dict(layer(), **options, names={"self_attn.q_proj": "q"})
+        assert str(error.value) == (
+            "names: got 'self_attn.q_proj', and no key has that name between its dots: "
+            "it is a part of 'model.layers.0.self_attn.q_proj.weight' that no dots enclose"
+        )
+        # Another part of the checkpoint may have it.
+        sites = ["model.layers.*.self_attn"]
+        convert_state_dict(layer(), **options, names={"qproj": "q"}, shard=True, sites=sites)
 
     @pytest.mark.parametrize(
         ("part", "shape", "message"),

@@ -175,6 +175,14 @@ class TestTrees:
             tree_positions(torch.tensor([[-1, 0]]), seen=torch.tensor(0))
 
 
+class TestOneTokenByDefault:
+    """Decoding takes one token at a time, and a call that says no more means that."""
+
+    def test_the_next(self):
+        assert next_positions(torch.tensor([1, 2])).tolist() == [[1], [2]]
+        assert next_positions(torch.tensor(9), delta=torch.tensor(-2)).tolist() == [7]
+
+
 class TestInsideAGraph:
     """Nothing here makes a device wait, so a decoding step can be compiled and captured whole."""
 
@@ -194,8 +202,6 @@ class TestRefusals:
 
     def test_words(self):
         seen = torch.tensor([1, 2])
-        with pytest.raises(ValueError, match="new_tokens, new_mask: got none; give one of the two"):
-            next_positions(seen)
         with pytest.raises(ValueError, match="new_tokens, new_mask: got both; give one of the two"):
             next_positions(seen, new_tokens=1, new_mask=torch.ones(2, 1, dtype=torch.bool))
         with pytest.raises(

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from theodolite.encodings import rotary_tables
 from theodolite.kernels import rotate
 from theodolite.plan import Rotary
+from theodolite.positions.checks import LARGEST_POSITION
 from theodolite.positions.chunks import chunks
 from theodolite.positions.mrope import (
     mrope_next_positions,
@@ -355,6 +356,53 @@ class TestErrors:
             mrope_positions(
                 self.TYPES, spatial_merge_size=2, image_grid_thw=[(1, 4, 4)], video_grid_thw=[(2, 2, 4)], **given
             )
+
+    @pytest.mark.parametrize("interval", [1e30, 2.0**24 + 2, [0.0, 3e9], torch.tensor(1e30), torch.tensor(2**40)])
+    def test_frames_past_the_tables(self, interval):
+        with pytest.raises(
+            ValueError,
+            match=r"video_interval: got .* for the 2 frames of video [01], whose last would stand past 2\*\*24 = 16777",
+        ):
+            mrope_positions(
+                torch.tensor([[2, 2, 2, 2]]),
+                spatial_merge_size=2,
+                video_grid_thw=[(2, 2, 2)] * 2,
+                video_interval=interval,
+                after_video="end",
+            )
+
+    def test_where_the_tables_end(self):
+        def last(interval):
+            given = {"spatial_merge_size": 2, "video_grid_thw": [(2, 2, 2)] * 2, "after_video": "end"}
+            return int(mrope_positions(torch.tensor([[2, 2, 2, 2]]), video_interval=interval, **given).positions.max())
+
+        assert last([3.0, LARGEST_POSITION - 4]) == LARGEST_POSITION
+        with pytest.raises(ValueError, match=r"positions: they reach 16777217, past 2\*\*24 = 16777216"):
+            last([3.0, LARGEST_POSITION - 3])
+
+    @pytest.mark.parametrize("interval", [math.inf, -1.0, math.nan, [1.0, math.inf], 10**400, "1", [[1.0], [2.0, 3.0]]])
+    def test_no_interval_even_where_none_is_needed(self, interval):
+        with pytest.raises(ValueError, match=r"^video_interval: got "):
+            mrope_positions(torch.zeros(1, 2).long(), spatial_merge_size=2, video_interval=interval)
+
+    @pytest.mark.parametrize("seconds", [math.inf, math.nan])
+    def test_seconds_that_are_none(self, seconds):
+        with pytest.raises(ValueError, match=rf"second_per_grid: got \[0.5, {seconds}\] at tokens_per_second 2"):
+            temporal_interval([0.5, seconds], tokens_per_second=2)
+
+    def test_the_default_dtype_has_no_say(self):
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            positions, _ = mrope_positions(
+                torch.tensor([[2, 2, 2]]),
+                spatial_merge_size=2,
+                video_grid_thw=[(3, 2, 2)],
+                video_interval=257.5,
+                after_video="end",
+            )
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert positions[0].tolist() == [[0, 257, 515]]
 
     def test_a_short_video_needs_no_choice(self):
         mrope_positions(

@@ -176,8 +176,8 @@ class TestRefusals:
             from_attention_mask(torch.ones(shape, dtype=torch.bool))
 
     def test_others(self):
-        with pytest.raises(ValueError, match="attention_mask: got a list; they must be a tensor"):
-            from_attention_mask([[1, 1]])
+        with pytest.raises(ValueError, match="attention_mask: got None; give one for each token, 0 for padding"):
+            from_attention_mask(None)
         with pytest.raises(ValueError, match=r"attention_mask: got shape \(\); it must be \(S,\) or \(B, S\)"):
             from_attention_mask(torch.tensor(1))
         with pytest.raises(ValueError, match="padded: got -1; it must be at least 0"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from theodolite.positions.samplers import pose_positions, randomized_positions
 
@@ -115,6 +116,13 @@ class TestTheLaws:
         assert len(found) == 20
         assert ((counts / self.DRAWS - 1 / 20).abs() <= hoeffding(self.DRAWS, 20)).all()
 
+    def test_randomized_every_set_alike_where_few_are_taken(self):
+        # The 35 sets of 3 out of 7: drawn until 3 are different, in about one row of a hundred more than once.
+        sets = randomized_positions(self.DRAWS, 3, max_position_embeddings=7, generator=generator(12))
+        found, counts = sets.unique(dim=0, return_counts=True)
+        assert len(found) == 35
+        assert ((counts / self.DRAWS - 1 / 35).abs() <= hoeffding(self.DRAWS, 35)).all()
+
     def test_randomized_covers_the_range_evenly(self):
         # Each position is in a set with probability L / L'; a set holds it once, so rows are independent trials.
         positions = randomized_positions(self.DRAWS, 12, max_position_embeddings=60, generator=generator(3))
@@ -155,6 +163,24 @@ class TestTheLaws:
         positions = pose_positions(4000, 16, max_position_embeddings=128, generator=generator(8))
         distances = positions.unsqueeze(-1) - positions.unsqueeze(-2)
         assert set(distances[distances > 0].tolist()) == set(range(1, 128))
+
+
+class TestMemory:
+    """A range of millions is what the method is for: it costs what the text costs."""
+
+    def test_no_tensor_of_the_whole_range(self):
+        class Largest(TorchDispatchMode):
+            numbers = 0
+
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                out = func(*args, **(kwargs or {}))
+                for one in out if isinstance(out, (tuple, list)) else (out,):
+                    self.numbers = max(self.numbers, one.numel() if isinstance(one, torch.Tensor) else 0)
+                return out
+
+        with Largest() as largest:
+            randomized_positions(3, 50, max_position_embeddings=2**24, generator=generator(10))
+        assert largest.numbers <= 3 * 2 * 50
 
 
 class TestRefusals:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from theodolite.positions.traced import is_traced
 
 INTEGERS = (
     torch.int8,
@@ -15,7 +20,10 @@ INTEGERS = (
     torch.uint32,
     torch.uint64,
 )
+LARGEST_POSITION = 2**24
+"""Rotary tables are exact up to it, either way (tokens)."""
 _FRACTIONS = (torch.float32, torch.float64)
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 # Beyond it they skip whole numbers.
 _HALF_COUNTS_TO = {torch.bfloat16: 256, torch.float16: 2048}
 _SHAPES = {0: "()", 1: "(S,)", 2: "(B, S)", 3: "(axes, B, S)"}
@@ -86,9 +94,69 @@ def require_count(name: str, number: int, *, least: int) -> None:
         raise ValueError(f"{name}: got {number}; it must be at least {least}")
 
 
+def require_values(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor on the meta device, where the result follows from its values.
+
+    Raises:
+        ValueError: as said.
+    """
+    if tensor.is_meta:
+        raise ValueError(f"{name}: got a tensor on the meta device, which has no values, and they are needed here")
+
+
+def require_reachable(like: Tensor, of: str, **given: Tensor) -> None:
+    """Refuse what would be moved to the device of `like`, called `of`, and has no values to move.
+
+    Raises:
+        ValueError: as said.
+    """
+    for name, tensor in given.items():
+        if tensor.is_meta and not like.is_meta:
+            raise ValueError(
+                f"{name}: got a tensor on the meta device, which has no values, and {of} is on {like.device}"
+            )
+
+
+def integers_of(name: str, given: Tensor | Sequence[Any] | int, *, of: str) -> Tensor:
+    """A tensor of integers as it is; whole numbers of Python, nested or not, as int64 on the CPU.
+
+    Args:
+        of: what there must be, for the message.
+
+    Raises:
+        ValueError: anything else, booleans and fractions among it.
+    """
+    if isinstance(given, Tensor):
+        require_integers(name, given)
+        return given
+    made = tensor_of(name, given, of=of)
+    if made.numel():
+        require_integers(name, made)
+    return made.to(torch.int64)
+
+
+def tensor_of(name: str, given: Any, *, of: str, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of Python as a tensor on the CPU, wherever tensors are made by default; a tensor as it is.
+
+    Raises:
+        ValueError: no numbers, or rows of different lengths.
+    """
+    if isinstance(given, Tensor):
+        return given
+    try:
+        return torch.tensor(given, dtype=dtype, device="cpu")
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"{name}: got {given!r}; give {of}") from error
+
+
+def gatherable(tensor: Tensor) -> Tensor:
+    """The same numbers in a dtype whose elements torch can gather: it cannot those of wide unsigned integers."""
+    return tensor.to(torch.int64) if tensor.dtype in _UNSIGNED else tensor
+
+
 def can_read(tensor: Tensor) -> bool:
-    """Whether the values can be looked at: not on the meta device, and not while a graph is traced."""
-    return not tensor.is_meta and not torch.compiler.is_compiling()
+    """Whether the values can be looked at: not on the meta device, and not while a graph is traced or faked."""
+    return not tensor.is_meta and not is_traced(tensor)
 
 
 def can_read_at_once(tensor: Tensor) -> bool:

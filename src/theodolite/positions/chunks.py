@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from theodolite.positions.checks import can_read, require_count, require_integers, require_positions
+from theodolite.positions.checks import can_read, gatherable, integers_of, require_count, require_positions
 
 
 class Chunk(NamedTuple):
@@ -19,14 +19,14 @@ class Chunk(NamedTuple):
     positions: Tensor
 
 
-def chunk(positions: Tensor, *, start: int | Tensor, length: int) -> Tensor:
+def chunk(positions: Tensor, *, start: int | Sequence[int] | Tensor, length: int) -> Tensor:
     """The positions of `length` tokens from token `start` on.
 
     Shapes (B batch, S tokens): (S,), (B, S) or (axes, B, S) gives (..., length) of the same dtype, a view where
     `start` is one number. What an image or a video did to the positions stays done, as no position is recomputed.
 
     Args:
-        start: the first token; a tensor (B,) where rows have gone different ways.
+        start: the first token; one for each row, (B,), where rows have gone different ways.
         length: how many tokens.
 
     Raises:
@@ -36,12 +36,12 @@ def chunk(positions: Tensor, *, start: int | Tensor, length: int) -> Tensor:
     require_positions("positions", positions, dims=(1, 2, 3))
     require_count("length", length, least=1)
     tokens = positions.shape[-1]
-    if not isinstance(start, Tensor):
+    if isinstance(start, int) or not isinstance(start, (Tensor, Sequence)):
         require_count("start", start, least=0)
         if start + length > tokens:
             raise ValueError(f"start: {start} and length {length} reach token {start + length}; there are {tokens}")
         return positions.narrow(-1, start, length)
-    require_integers("start", start)
+    start = integers_of("start", start, of="one for each row")
     rows = positions.shape[-2] if positions.dim() > 1 else None
     if rows is None or tuple(start.shape) != (rows,):
         raise ValueError(
@@ -55,7 +55,8 @@ def chunk(positions: Tensor, *, start: int | Tensor, length: int) -> Tensor:
                     f"start: {first} and length {length} in row {row} reach token {first + length}; there are {tokens}"
                 )
     index = start.to(positions.device, torch.int64).unsqueeze(-1) + torch.arange(length, device=positions.device)
-    return positions.gather(-1, index.expand(*positions.shape[:-1], length))
+    taken = gatherable(positions).gather(-1, index.expand(*positions.shape[:-1], length))
+    return taken.to(positions.dtype)
 
 
 def chunks(positions: Tensor, *, sizes: int | Sequence[int]) -> Iterator[Chunk]:

@@ -7,14 +7,20 @@ the column of a padded batch. So everything here starts from `seen`: the tokens 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from theodolite.positions.checks import can_read_at_once, require_count, require_integers
+from theodolite.positions.checks import can_read_at_once, integers_of, require_count, require_integers
 from theodolite.positions.padding import from_attention_mask, real_tokens
 
+Counts = Tensor | Sequence[int] | int
+"""A count for each row, (B,), or one, (): a tensor, or whole numbers, which are put on the CPU."""
 
-def tokens_seen(attention_mask: Tensor) -> Tensor:
+
+def tokens_seen(attention_mask: Tensor | Sequence[Any]) -> Tensor:
     """The real tokens of each row of a mask (B, S) or (S,): (B,) or (), int64. What is not 0 is real.
 
     Raises:
@@ -24,43 +30,42 @@ def tokens_seen(attention_mask: Tensor) -> Tensor:
 
 
 def next_positions(
-    seen: Tensor, *, new_tokens: int | None = None, new_mask: Tensor | None = None, delta: Tensor | None = None
+    seen: Counts, *, new_tokens: int | None = None, new_mask: Tensor | None = None, delta: Counts | None = None
 ) -> Tensor:
     """Positions of the tokens that each row takes next: (B, n), or (n,) for one row, int64.
 
     Args:
         seen: (B,) or (), the tokens that a row has had so far, those that a cache has dropped included.
-        new_tokens: n, the same for every row.
+        new_tokens: n, the same for every row; 1 by default.
         new_mask: (B, n) or (n,), not 0 at real tokens, where rows take different numbers; padding has position 0.
-            Give this or `new_tokens`.
+            Give this or `new_tokens`, or neither.
         delta: (B,) or (), added to the row's positions: what images or videos have made them differ from a plain
             count (`rope_delta` of M-RoPE). It belongs to the sequence and is never kept here.
 
     Nothing is read from the device.
 
     Raises:
-        ValueError: both or none of `new_tokens` and `new_mask`, or shapes that differ.
+        ValueError: both `new_tokens` and `new_mask`, or shapes that differ.
     """
-    _require_rows("seen", seen)
-    first = seen.to(torch.int64)
+    first = _rows("seen", seen)
     if delta is not None:
-        _require_rows("delta", delta, like=seen)
-        first = first + delta.to(torch.int64)
-    if new_tokens is not None and new_mask is None:
+        first = first + _rows("delta", delta, like=first)
+    if new_mask is None:
+        new_tokens = 1 if new_tokens is None else new_tokens
         require_count("new_tokens", new_tokens, least=1)
-        return first.unsqueeze(-1) + torch.arange(new_tokens, device=seen.device)
-    if new_mask is None or new_tokens is not None:
-        raise ValueError(f"new_tokens, new_mask: got {'none' if new_mask is None else 'both'}; give one of the two")
+        return first.unsqueeze(-1) + torch.arange(new_tokens, device=first.device)
+    if new_tokens is not None:
+        raise ValueError("new_tokens, new_mask: got both; give one of the two")
     real = real_tokens("new_mask", new_mask)
-    if new_mask.shape[:-1] != seen.shape:
+    if real.shape[:-1] != first.shape:
         raise ValueError(
-            f"new_mask: got shape {tuple(new_mask.shape)} for seen of shape {tuple(seen.shape)}; "
+            f"new_mask: got shape {tuple(real.shape)} for seen of shape {tuple(first.shape)}; "
             "one row of tokens for each is needed"
         )
     return (first.unsqueeze(-1) + from_attention_mask(real)).masked_fill(~real, 0)
 
 
-def seen_after_draft(seen: Tensor, *, accepted: Tensor, drafted: int) -> Tensor:
+def seen_after_draft(seen: Counts, *, accepted: Counts, drafted: int) -> Tensor:
     """The tokens that each row has had once its draft is judged, which is the position of its next token: (B,) or ().
 
     A draft of n tokens stands at `next_positions(seen, new_tokens=n)`; of those the first `accepted` stay, and the
@@ -75,8 +80,8 @@ def seen_after_draft(seen: Tensor, *, accepted: Tensor, drafted: int) -> Tensor:
         ValueError: shapes that differ, or more accepted than drafted (looked at on the CPU only, so that no device
             waits).
     """
-    _require_rows("seen", seen)
-    _require_rows("accepted", accepted, like=seen)
+    seen = _rows("seen", seen)
+    accepted = _rows("accepted", accepted, like=seen)
     require_count("drafted", drafted, least=0)
     if can_read_at_once(accepted) and accepted.numel():
         low, high = int(accepted.min()), int(accepted.max())
@@ -84,10 +89,10 @@ def seen_after_draft(seen: Tensor, *, accepted: Tensor, drafted: int) -> Tensor:
             raise ValueError(
                 f"accepted: got {low if low < 0 else high}; of {drafted} drafted it must be 0 to {drafted}"
             )
-    return seen.to(torch.int64) + accepted.to(torch.int64)
+    return seen + accepted
 
 
-def tree_positions(parents: Tensor, *, seen: Tensor) -> Tensor:
+def tree_positions(parents: Tensor | Sequence[Any], *, seen: Counts) -> Tensor:
     """Positions of the tokens of a drafted tree: `seen` plus the depth of each, (B, N) or (N,), int64.
 
     Siblings are rivals for one place and share its position.
@@ -102,8 +107,9 @@ def tree_positions(parents: Tensor, *, seen: Tensor) -> Tensor:
     Raises:
         ValueError: shapes that differ, or a parent that does not stand before its child (looked at on the CPU only).
     """
+    parents = integers_of("parents", parents, of="one for each token")
     require_integers("parents", parents, dims=(1, 2))
-    _require_rows("seen", seen)
+    seen = _rows("seen", seen)
     if parents.dim() == 2 and seen.shape != parents.shape[:1]:
         raise ValueError(
             f"seen: got shape {tuple(seen.shape)} for parents of shape {tuple(parents.shape)}; one per row is needed"
@@ -122,12 +128,14 @@ def tree_positions(parents: Tensor, *, seen: Tensor) -> Tensor:
     for _ in range(max(nodes - 2, 0).bit_length()):
         index = ancestor.clamp(min=0)
         depth, ancestor = depth + depth.gather(-1, index), ancestor.gather(-1, index)
-    return seen.to(torch.int64).unsqueeze(-1) + depth
+    return seen.unsqueeze(-1) + depth
 
 
-def _require_rows(name: str, counts: Tensor, *, like: Tensor | None = None) -> None:
-    require_integers(name, counts)
+def _rows(name: str, given: Counts, *, like: Tensor | None = None) -> Tensor:
+    """The counts as int64, checked."""
+    counts = integers_of(name, given, of="one for each row").to(torch.int64)
     if counts.dim() > 1:
         raise ValueError(f"{name}: got shape {tuple(counts.shape)}; it must be (B,), or () for one row")
     if like is not None and counts.shape != like.shape:
         raise ValueError(f"{name}: got shape {tuple(counts.shape)}; it must be {tuple(like.shape)}, as seen is")
+    return counts if like is None or isinstance(given, Tensor) else counts.to(like.device)

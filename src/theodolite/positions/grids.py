@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from theodolite.positions.checks import can_read, require_count, require_integers
+from theodolite.positions.checks import can_read, integers_of, require_count, require_values
 
 Grids = Tensor | Sequence[Sequence[int]]
 """(N, 3) integers: time, height and width in patches of each image (time 1) or video, before patches are merged."""
@@ -50,10 +50,11 @@ def patches_of_grids(
         grid_thw: (N, 3) integers: frames, height and width of each in patches.
         spatial_merge_size: patches on a side of a block; 1 is plain rows.
         time: put the frame's number before, for encoders that rotate by it too: (3, S).
-        device: that of `grid_thw` by default.
+        device: that of `grid_thw` by default, the CPU for a list.
 
     Raises:
-        ValueError: a grid is not three positive integers, or does not divide into blocks.
+        ValueError: a grid is not three positive integers, or does not divide into blocks; or the grids are on the meta
+            device, so that nobody knows how many patches there are.
     """
     grids = grids_tensor("grid_thw", grid_thw, spatial_merge_size=spatial_merge_size, device=device)
     frames, heights, widths = grids.unbind(1)
@@ -145,8 +146,10 @@ def grids_tensor(
         ValueError: they do not; the message says which.
     """
     require_count("spatial_merge_size", spatial_merge_size, least=1)
-    given = grid_thw if isinstance(grid_thw, Tensor) else _from_sequence(name, grid_thw)
-    require_integers(name, given)
+    given = integers_of(name, grid_thw, of="three integers for each: time, height, width")
+    if not isinstance(grid_thw, Tensor) and not given.numel():
+        given = given.reshape(0, 3)
+    require_values(name, given)
     if given.dim() != 2 or given.shape[1] != 3:
         raise ValueError(f"{name}: got shape {tuple(given.shape)}; it must be (N, 3): time, height, width of each")
     grids = given.to(dtype=torch.int64, device=device)
@@ -159,12 +162,3 @@ def grids_tensor(
                 f"and height and width must divide by spatial_merge_size ({spatial_merge_size})"
             )
     return grids
-
-
-def _from_sequence(name: str, grids: Sequence[Sequence[int]]) -> Tensor:
-    if not len(grids):
-        return torch.empty(0, 3, dtype=torch.int64)
-    try:
-        return torch.tensor(grids)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: got {grids!r}; give three integers for each: time, height, width") from error

@@ -20,17 +20,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from theodolite.positions.checks import require_integers, require_mask, require_positions
-from theodolite.positions.decoding import next_positions
+from theodolite.positions.checks import (
+    LARGEST_POSITION,
+    require_integers,
+    require_mask,
+    require_positions,
+    require_values,
+)
+from theodolite.positions.decoding import Counts, next_positions
 from theodolite.positions.grids import Grids, grids_tensor
-from theodolite.positions.spans import IMAGE, TEXT, VIDEO, Tokens, VisionSpans, vision_spans
-
-AfterVideo = Literal["side", "end"]
+from theodolite.positions.spans import (
+    IMAGE,
+    TEXT,
+    VIDEO,
+    AfterVideo,
+    Tokens,
+    VisionSpans,
+    timed,
+    vision_spans,
+)
 
 
 class MRopePositions(NamedTuple):
@@ -66,16 +79,24 @@ def temporal_interval(second_per_grid: Tensor | Sequence[float], *, tokens_per_s
     """How far apart the frames of each video stand, in positions: (N,) float32, as transformers computes it.
 
     Args:
-        second_per_grid: seconds between two frames after patches were made, one for each video.
+        second_per_grid: seconds between two frames after patches were made, one for each video. A list is put on the
+            CPU.
         tokens_per_second: the vision config's (2 in Qwen2.5-VL).
 
     Raises:
-        ValueError: a tensor in half precision: seconds must not take the dtype of the activations.
+        ValueError: a tensor in half precision: seconds must not take the dtype of the activations; or a list with what
+            is no finite number.
     """
     if isinstance(second_per_grid, Tensor):
         require_positions("second_per_grid", second_per_grid, dims=(1,))
         return tokens_per_second * second_per_grid.to(torch.float32)
-    return torch.tensor([tokens_per_second * float(seconds) for seconds in second_per_grid], dtype=torch.float32)
+    products = [tokens_per_second * float(seconds) for seconds in second_per_grid]
+    if not all(map(math.isfinite, products)):
+        raise ValueError(
+            f"second_per_grid: got {list(second_per_grid)} at tokens_per_second {tokens_per_second}; "
+            "the products must be finite"
+        )
+    return torch.tensor(products, dtype=torch.float32, device="cpu")
 
 
 def mrope_positions(
@@ -111,7 +132,8 @@ def mrope_positions(
 
     Raises:
         ValueError: image or video tokens without grids, grids that ask for another number of tokens or for tokens that
-            do not stand together, `video_interval` or `after_video` missing where they matter, unknown token types.
+            do not stand together, `video_interval` or `after_video` missing where they matter, unknown token types;
+            positions past 2**24, where rotary tables end.
     """
     tokens = _real_tokens(token_types, attention_mask, document_ids)
     images = vision_spans(tokens, IMAGE, image_grid_thw, spatial_merge_size)
@@ -119,15 +141,20 @@ def mrope_positions(
     if (images.frames > 1).any():
         number = int((images.frames > 1).nonzero()[0])
         raise ValueError(f"image_grid_thw: grid {number} has {int(images.frames[number])} frames; an image has one")
-    videos = _timed(videos, video_interval, after_video)
+    videos = timed(videos, video_interval, after_video)
     flat = _flat_positions(tokens, (images, videos))
+    if flat.numel() and int(flat.max()) > LARGEST_POSITION:
+        raise ValueError(
+            f"positions: they reach {int(flat.max())}, past 2**24 = {LARGEST_POSITION}, where rotary tables end; "
+            "a row is too long, or video_interval too large"
+        )
     positions = flat.new_zeros(3, *token_types.shape)
     positions[:, tokens.rows, tokens.columns] = flat
     return MRopePositions(positions, _delta(tokens, flat, len(token_types)))
 
 
 def mrope_next_positions(
-    seen: Tensor, *, delta: Tensor, new_tokens: int | None = None, new_mask: Tensor | None = None
+    seen: Counts, *, delta: Counts, new_tokens: int | None = None, new_mask: Tensor | None = None
 ) -> Tensor:
     """Positions of the tokens that each row takes next, the same on all axes: (3, B, n), int64.
 
@@ -143,6 +170,7 @@ def mrope_next_positions(
 def _real_tokens(types: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None) -> Tokens:
     """The tokens that are no padding, row by row, with the document that each is in."""
     require_integers("token_types", types, dims=(2,))
+    require_values("token_types", types)
     real = torch.ones_like(types, dtype=torch.bool)
     if attention_mask is not None:
         require_mask("attention_mask", attention_mask, dims=(2,))
@@ -151,6 +179,7 @@ def _real_tokens(types: Tensor, attention_mask: Tensor | None, document_ids: Ten
     if document_ids is not None:
         require_integers("document_ids", document_ids, dims=(2,))
         _require_shape("document_ids", document_ids, types)
+        document_ids = document_ids.to(torch.int64)
         real = real & (document_ids >= 0)
     rows, columns = real.nonzero(as_tuple=True)
     kinds = types[rows, columns].to(torch.int64)
@@ -165,39 +194,6 @@ def _real_tokens(types: Tensor, attention_mask: Tensor | None, document_ids: Ten
         documents = document_ids[rows, columns]
         starts[1:] |= documents[1:] != documents[:-1]
     return Tokens(rows=rows, columns=columns, kinds=kinds, documents=starts.cumsum(0) - 1)
-
-
-def _timed(videos: VisionSpans, interval: float | Sequence[float] | Tensor | None, after: str | None) -> VisionSpans:
-    """The videos with their frames apart, and with where text goes on after them."""
-    if after is not None and after not in get_args(AfterVideo):
-        raise ValueError(f"after_video: got {after!r}; allowed: 'side', 'end'")
-    if not (videos.frames > 1).any():
-        return videos
-    if interval is None:
-        raise ValueError(
-            "video_interval: not given, and a video has more than one frame; give 1 (Qwen2-VL), or "
-            "temporal_interval(second_per_grid_ts, tokens_per_second=...) (Qwen2.5-VL)"
-        )
-    numbers = interval if isinstance(interval, Tensor) else torch.tensor(interval, dtype=torch.float32)
-    require_positions("video_interval", numbers, dims=(0, 1))
-    numbers = numbers.to(device=videos.frames.device, dtype=torch.float32)
-    if numbers.dim() == 1 and len(numbers) != len(videos.frames):
-        raise ValueError(
-            f"video_interval: got shape {tuple(numbers.shape)}; give one number, or one for each of the "
-            f"{len(videos.frames)} videos"
-        )
-    if not bool(((numbers >= 0) & (numbers < math.inf)).all()):
-        raise ValueError(f"video_interval: got {numbers.tolist()}; give finite numbers of at least 0")
-    timed = videos._replace(interval=numbers.expand(len(videos.frames)))
-    last = timed.time_of(timed.frames - 1) + 1
-    if after is None and (last > timed.advance).any():
-        number = int((last > timed.advance).nonzero()[0])
-        raise ValueError(
-            f"after_video: not given, and video {number} lasts {int(last[number])} positions on a side of "
-            f"{int(timed.advance[number])}; 'side' goes on after {int(timed.advance[number])} (transformers 5), "
-            f"'end' after {int(last[number])} (Qwen's own code, vLLM)"
-        )
-    return timed._replace(advance=torch.maximum(timed.advance, last)) if after == "end" else timed
 
 
 def _flat_positions(tokens: Tokens, kinds: tuple[VisionSpans, ...]) -> Tensor:

@@ -7,23 +7,28 @@ negative for padding; a document is a run of equal numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from theodolite.positions.checks import can_read, require_count, require_integers
+from theodolite.positions.checks import can_read, integers_of, require_count, require_integers
 
 _LARGEST_INT32 = 2**31 - 1
 
 
 def from_cu_seqlens(
-    cu_seqlens: Tensor, *, total: int | None = None, reset: bool = True, trailing_padding: bool = False
+    cu_seqlens: Tensor | Sequence[int],
+    *,
+    total: int | None = None,
+    reset: bool = True,
+    trailing_padding: bool = False,
 ) -> Tensor:
     """Positions (T,) of the T tokens of a pack, int64, starting at 0 in each document.
 
     Args:
-        cu_seqlens: (documents + 1,) integers from 0, never falling; a document may be empty.
+        cu_seqlens: (documents + 1,) integers from 0, never falling; a document may be empty. A list is put on the CPU.
         total: T. Read from `cu_seqlens` if not given, which a traced graph cannot do.
         reset: false counts on through the pack, as long-context training on short documents wants.
         trailing_padding: T may be larger than the last of `cu_seqlens`; what stands after it has position 0.
@@ -40,7 +45,9 @@ def from_cu_seqlens(
     return positions.masked_fill(tokens >= cu_seqlens[-1], 0) if trailing_padding else positions
 
 
-def document_ids(cu_seqlens: Tensor, *, total: int | None = None, trailing_padding: bool = False) -> Tensor:
+def document_ids(
+    cu_seqlens: Tensor | Sequence[int], *, total: int | None = None, trailing_padding: bool = False
+) -> Tensor:
     """Each token's document (T,), int64: its index in `cu_seqlens`, or -1 for trailing padding.
 
     Arguments and errors as `from_cu_seqlens`. An empty document has no token, so its number is passed over.
@@ -65,13 +72,15 @@ def from_document_ids(document_ids: Tensor) -> Tensor:
     return (tokens - latest(tokens, run_starts(ids))).masked_fill(ids < 0, 0)
 
 
-def cu_seqlens_of_lengths(lengths: Tensor) -> Tensor:
+def cu_seqlens_of_lengths(lengths: Tensor | Sequence[int]) -> Tensor:
     """`cu_seqlens` (documents + 1,) of documents of these lengths (documents,), int32 as kernels for packs want it.
+
+    Of a list it is made on the CPU.
 
     Raises:
         ValueError: a negative length, or 2**31 tokens and more.
     """
-    require_integers("lengths", lengths)
+    lengths = integers_of("lengths", lengths, of="one for each document")
     if lengths.dim() != 1:
         raise ValueError(f"lengths: got shape {tuple(lengths.shape)}; it must be (documents,)")
     cu_seqlens = torch.nn.functional.pad(lengths.to(torch.int64).cumsum(0), (1, 0))
@@ -128,9 +137,11 @@ def _document_of(tokens: Tensor, cu_seqlens: Tensor) -> Tensor:
     return torch.searchsorted(cu_seqlens[1:].contiguous(), tokens, right=True)
 
 
-def require_cu_seqlens(cu_seqlens: Tensor, total: int | None, *, trailing_padding: bool = False) -> tuple[Tensor, int]:
+def require_cu_seqlens(
+    cu_seqlens: Tensor | Sequence[int], total: int | None, *, trailing_padding: bool = False
+) -> tuple[Tensor, int]:
     """`cu_seqlens` as int64 and the number of tokens, once both are what `from_cu_seqlens` says."""
-    require_integers("cu_seqlens", cu_seqlens)
+    cu_seqlens = integers_of("cu_seqlens", cu_seqlens, of="where each document begins and the last one ends")
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
         raise ValueError(f"cu_seqlens: got shape {tuple(cu_seqlens.shape)}; it must be (documents + 1,)")
     cu_seqlens = cu_seqlens.to(torch.int64)

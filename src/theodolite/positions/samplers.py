@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from theodolite.positions.checks import require_count
+from theodolite.positions.packing import run_starts
 
 _LARGEST = 2**63 - 1
 
@@ -20,7 +21,7 @@ def randomized_positions(
     """Sorted positions drawn without replacement, each set as likely as any other: (batch, tokens), int64.
 
     Randomized positional encodings (Ruoss et al., arXiv 2305.16843, section 3). Time and memory grow with
-    batch x max_position_embeddings.
+    batch x tokens, however large `max_position_embeddings` is.
 
     Args:
         tokens: length of the text, L.
@@ -76,9 +77,26 @@ def pose_positions(
 
 
 def _subsets(batch: int, of: int, size: int, generator: torch.Generator) -> Tensor:
-    """Sorted subsets of 0 to `of` - 1, (batch, size): where the smallest of `of` random numbers stand."""
-    numbers = torch.randint(_LARGEST, (batch, of), generator=generator, device=generator.device)
-    return numbers.topk(size, dim=1, largest=False, sorted=False).indices.sort(dim=1).values
+    """Sorted subsets of 0 to `of` - 1, (batch, size), each as likely as any other."""
+    if of <= 2 * size:
+        # Where the smallest of random numbers stand.
+        numbers = torch.randint(_LARGEST, (batch, of), generator=generator, device=generator.device)
+        return numbers.topk(size, dim=1, largest=False, sorted=False).indices.sort(dim=1).values
+    # The first different ones among numbers drawn one after another.
+    least = torch.zeros(batch, 2 * size, dtype=torch.int64, device=generator.device)
+    drawn = _up_to(of - 1, least, generator)
+    while True:
+        new = _first_of_their_kind(drawn)
+        if int(new.sum(1).min()) >= size:
+            break
+        drawn = torch.cat((drawn, _up_to(of - 1, least, generator)), dim=1)
+    return drawn[new & (new.cumsum(1) <= size)].view(batch, size).sort(dim=1).values
+
+
+def _first_of_their_kind(numbers: Tensor) -> Tensor:
+    """True at a number that none before it in its row is equal to."""
+    ordered, place = numbers.sort(dim=1, stable=True)
+    return torch.zeros_like(numbers, dtype=torch.bool).scatter_(1, place, run_starts(ordered))
 
 
 def _up_to(highest: int, least: Tensor, generator: torch.Generator) -> Tensor:

@@ -49,7 +49,7 @@ def segment_positions(
     real, documents = torch.ones_like(flags), torch.zeros_like(flags)
     if attention_mask is not None:
         real = real_tokens("attention_mask", attention_mask)
-        _require_same("attention_mask", attention_mask, flags)
+        _require_same("attention_mask", real, flags)
     if document_ids is not None:
         require_integers("document_ids", document_ids, dims=(1, 2))
         _require_same("document_ids", document_ids, flags)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from theodolite.positions.checks import can_read, require_count, require_integers
+from theodolite.positions.checks import can_read, gatherable, require_count, require_integers
 from theodolite.positions.packing import require_cu_seqlens
 
 
@@ -49,7 +49,7 @@ def zigzag(total: int, *, ranks: int, device: torch.device | str | None = None) 
     return torch.cat((stretches[:ranks], stretches[ranks:].flip(0)), dim=1)
 
 
-def zigzag_packed(cu_seqlens: Tensor, *, ranks: int, total: int | None = None) -> Tensor:
+def zigzag_packed(cu_seqlens: Tensor | Sequence[int], *, ranks: int, total: int | None = None) -> Tensor:
     """A zigzag of each document of a pack: [0, 4, 8] on 2 ranks is [0, 3, 4, 7], [1, 2, 5, 6].
 
     The order of Transformer Engine's packed (thd) partition: documents one after another, of each the front stretch
@@ -89,7 +89,7 @@ def shard(tensor: Tensor, indices: Tensor, *, dim: int) -> Tensor:
         ValueError: `indices` is not a list of integers.
     """
     require_integers("indices", indices, dims=(1,))
-    return tensor.index_select(dim, indices.to(tensor.device, torch.int64))
+    return gatherable(tensor).index_select(dim, indices.to(tensor.device, torch.int64)).to(tensor.dtype)
 
 
 def unshard(shards: Sequence[Tensor] | Tensor, sharding: Tensor, *, dim: int) -> Tensor:
@@ -120,7 +120,8 @@ def unshard(shards: Sequence[Tensor] | Tensor, sharding: Tensor, *, dim: int) ->
     back = order.argsort()
     if can_read(order) and not torch.equal(order[back], torch.arange(order.shape[0], device=order.device)):
         raise ValueError("sharding: it does not hold each token from 0 on once, so the whole cannot be put together")
-    return torch.cat(shards, dim).index_select(dim, back)
+    whole = torch.cat(shards, dim)
+    return gatherable(whole).index_select(dim, back).to(whole.dtype)
 
 
 def _in_stretches(total: int, ranks: int, each: int, device: torch.device | str | None) -> Tensor:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from theodolite.positions.checks import LARGEST_POSITION, require_positions, require_values, tensor_of
 from theodolite.positions.grids import Grids, grids_tensor
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
 _NAMES = {IMAGE: "image", VIDEO: "video"}
+
+AfterVideo = Literal["side", "end"]
 
 
 class Tokens(NamedTuple):
@@ -84,3 +89,52 @@ def vision_spans(tokens: Tokens, kind: int, grid_thw: Grids | None, spatial_merg
         )
     interval = torch.ones(len(grids), dtype=torch.float32, device=where.device)
     return VisionSpans(begin, counts, frames, height, width, torch.maximum(height, width), interval)
+
+
+def timed(videos: VisionSpans, interval: float | Sequence[float] | Tensor | None, after: str | None) -> VisionSpans:
+    """The videos with their frames apart, and with where text goes on after them."""
+    if after is not None and after not in get_args(AfterVideo):
+        raise ValueError(f"after_video: got {after!r}; allowed: 'side', 'end'")
+    numbers = None if interval is None else _intervals(interval)
+    if not (videos.frames > 1).any():
+        return videos
+    if numbers is None:
+        raise ValueError(
+            "video_interval: not given, and a video has more than one frame; give 1 (Qwen2-VL), or "
+            "temporal_interval(second_per_grid_ts, tokens_per_second=...) (Qwen2.5-VL)"
+        )
+    numbers = numbers.to(videos.frames.device)
+    if numbers.dim() == 1 and len(numbers) != len(videos.frames):
+        raise ValueError(
+            f"video_interval: got shape {tuple(numbers.shape)}; give one number, or one for each of the "
+            f"{len(videos.frames)} videos"
+        )
+    apart = videos._replace(interval=numbers.expand(len(videos.frames)))
+    # Past the range of int64 a product would come out negative.
+    far = (apart.frames - 1) * apart.interval > LARGEST_POSITION
+    if far.any():
+        number = int(far.nonzero()[0])
+        raise ValueError(
+            f"video_interval: got {float(apart.interval[number]):g} for the {int(apart.frames[number])} frames of "
+            f"video {number}, whose last would stand past 2**24 = {LARGEST_POSITION}, where rotary tables end"
+        )
+    last = apart.time_of(apart.frames - 1) + 1
+    if after is None and (last > apart.advance).any():
+        number = int((last > apart.advance).nonzero()[0])
+        raise ValueError(
+            f"after_video: not given, and video {number} lasts {int(last[number])} positions on a side of "
+            f"{int(apart.advance[number])}; 'side' goes on after {int(apart.advance[number])} (transformers 5), "
+            f"'end' after {int(last[number])} (Qwen's own code, vLLM)"
+        )
+    return apart._replace(advance=torch.maximum(apart.advance, last)) if after == "end" else apart
+
+
+def _intervals(given: float | Sequence[float] | Tensor) -> Tensor:
+    """float32, checked by themselves."""
+    numbers = tensor_of("video_interval", given, of="one number, or one for each video", dtype=torch.float32)
+    require_positions("video_interval", numbers, dims=(0, 1))
+    require_values("video_interval", numbers)
+    numbers = numbers.to(torch.float32)
+    if not bool(((numbers >= 0) & (numbers < math.inf)).all()):
+        raise ValueError(f"video_interval: got {numbers.tolist()}; give finite numbers of at least 0")
+    return numbers

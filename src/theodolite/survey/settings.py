@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from theodolite.encodings.rotate.tables import LARGEST_POSITION
 from theodolite.plan import ModelPlan
 from theodolite.plan.errors import PlanError, require_whole
+from theodolite.positions.checks import LARGEST_POSITION
 from theodolite.survey.passages import LENGTH
 from theodolite.survey.reach import Spread
 

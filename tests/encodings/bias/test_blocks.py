@@ -63,6 +63,10 @@ class TestBlocksChangeNothing:
         rows = torch.stack((Q, Q + 3))
         assert torch.equal(curve.dense(rows, K)[1], curve.dense(Q + 3, K)[0])
 
+    def test_rows_of_two_batches(self):
+        with pytest.raises(ValueError, match="k_positions: got 3 rows; q_positions have 2"):
+            Curve(2).dense(Q.expand(2, -1), K.expand(3, -1))
+
     @pytest.mark.parametrize("tokens", [0, 1])
     def test_no_token_and_one(self, small_blocks, tokens):
         assert Curve(2).dense(Q[:tokens], K).shape == (1, 2, tokens, 9)

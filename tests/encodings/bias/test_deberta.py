@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.encodings.bias.content_cases import (
     BIASES,
@@ -87,6 +88,36 @@ class TestBuckets:
         out = log_bucket(relative, position_buckets=buckets, max_relative_positions=longest)
         assert out.tolist() == expected
 
+    @pytest.mark.parametrize(
+        ("buckets", "longest"),
+        [(256, 512), (255, 4097), (16, 8 * 3**7 + 1), (256, 2**24), (1024, 2**31), (9, 2**40), (1024, 514), (5, 9)],
+    )
+    def test_either_side_of_every_border(self, buckets, longest):
+        """r is in bucket half + t or below iff r^(half-1) half^t <= (max-1)^t half^(half-1)."""
+        half = buckets // 2
+        for step in range(0, buckets - half, max(1, buckets // 64)):
+            low, high = half, 2**62
+            while high - low > 1:
+                middle = (low + high) // 2
+                within = middle ** (half - 1) * half**step <= (longest - 1) ** step * half ** (half - 1)
+                low, high = (middle, high) if within else (low, middle)
+            out = log_bucket(torch.tensor([low, low + 1, -low, -low - 1]), **sizes(buckets, longest))
+            assert out[0] <= half + step < out[1]
+            assert out[2:].tolist() == (-out[:2]).tolist()
+
+    def test_borders_side_by_side(self):
+        # Of 20014 buckets up to 10009 tokens each holds one distance or none, and a rounded r / 10007 is steps off.
+        half = 10_007
+        distances = torch.arange(half - 5, half + 40)
+        steps = [math.log1p(max(r - half, 0) / half) / math.log1p(1 / half) * (half - 1) for r in distances.tolist()]
+        expected = [min(r, half) + math.ceil(step) for r, step in zip(distances.tolist(), steps, strict=True)]
+        out = log_bucket(distances, **sizes(2 * half, half + 2))
+        assert out.tolist() == [min(bucket, 2 * half) for bucket in expected]
+
+    def test_beyond_all(self):
+        far = [longest := 2**24, longest + 1, 2**62, 2**63 - 1]
+        assert log_bucket(torch.tensor(far), **sizes(256, longest)).tolist() == [256] * 4
+
     def test_unsigned(self):
         relative = torch.tensor([0, 3, 200], dtype=torch.uint16)
         assert log_bucket(relative, position_buckets=8, max_relative_positions=40).tolist() == [0, 3, 8]
@@ -105,6 +136,38 @@ class TestBuckets:
     def test_fractions(self):
         with pytest.raises(ValueError, match=r"relative: got torch\.float32; give integers"):
             log_bucket(torch.arange(3.0), position_buckets=8, max_relative_positions=40)
+
+
+def sizes(buckets, longest):
+    return {"position_buckets": buckets, "max_relative_positions": longest}
+
+
+class TestMemory:
+    """What a distance costs does not grow with how far the buckets reach."""
+
+    class Largest(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            self.numbers = max(self.numbers, out.numel() if isinstance(out, torch.Tensor) else 0)
+            return out
+
+    @torch.no_grad()
+    def test_no_table_of_distances(self):
+        bias, (q, k) = small(longest=20_000_000), vectors(5, 9, dtype=torch.float32)
+        at = rows_of_positions(5, 9)
+        with self.Largest() as largest:
+            bias.dense(*at, q=q, k=k)
+            bias.score_mod(*at, q=q, k=k)
+        # q and k by the table: (B, H, S, 2 span).
+        assert largest.numbers <= 2 * HEADS * 9 * 16
+
+    def test_nothing_is_held_that_a_cast_could_spoil(self):
+        bias = small()
+        held = [value for module in bias.modules() for value in vars(module).values()]
+        assert not any(isinstance(value, torch.Tensor) for value in held)
+        assert not list(bias.buffers())
 
 
 class TestTheFormula:
@@ -259,7 +322,11 @@ class TestRefusals:
             ({"pos_att_type": ("c2p", "c2p")}, "pos_att_type: got"),
             ({"position_buckets": 2}, "position_buckets: got 2; it must be at least 4"),
             ({"position_buckets": 100}, "max_relative_positions: got 40; with 100 position_buckets"),
-            ({"max_relative_positions": -1}, "max_relative_positions: got -1; it must be at least 1"),
+            (
+                {"max_relative_positions": -1},
+                "max_relative_positions: got -1, which in a config stands for its max_position_embeddings; give that",
+            ),
+            ({"max_relative_positions": 0}, "max_relative_positions: got 0; it must be at least 1"),
             (
                 {"pos_att_type": ("c2p",), "pos_query_proj": nn.Identity()},
                 "pos_query_proj: it belongs to the term 'p2c', and pos_att_type is",

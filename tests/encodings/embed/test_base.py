@@ -178,6 +178,19 @@ class TestRefusals:
             (lambda: Ramp(0), "dim: got 0; it must be at least 1"),
             (lambda: Ramp(6.0), "dim: got a float"),
             (lambda: Ramp(6, channels=6), "channels: got 6; give a slice"),
+            (
+                lambda: Ramp(6, channels=slice(None, None, -1)),
+                r"channels: got slice\(None, None, -1\); its step must be at least 1",
+            ),
+            (lambda: Ramp(6, channels=slice(0, 6, 0)), r"channels: got slice\(0, 6, 0\); its step must be at least 1"),
+            (
+                lambda: Ramp(6)(embeddings(), torch.arange(7), mask=torch.ones(7, dtype=torch.bool, device="meta")),
+                "mask: got a tensor on the meta device, which has no values, and positions is on cpu",
+            ),
+            (
+                lambda: Ramp(6).add_table(embeddings(), torch.zeros(7, 6, device="meta")),
+                "table: got a tensor on the meta device, which has no values, and x is on cpu",
+            ),
         ],
     )
     def test_words(self, call, message):

@@ -231,6 +231,14 @@ class TestRefusals:
             (lambda: LearnedEmbedding.from_weight([1.0]), "weight: got list"),
             (lambda: LearnedEmbedding(9, 4).table(torch.tensor([0.5])), "positions: got torch.float32; give integers"),
             (lambda: LearnedEmbedding(9, 4).to("meta").resize(12), "weight: it is on the meta device"),
+            (
+                lambda: LearnedEmbedding(9, 4).to("meta")(torch.zeros(1, 3, 4), torch.arange(3)),
+                "weight: it is on the meta device and has no values; load it first",
+            ),
+            (
+                lambda: LearnedEmbedding(9, 4)(torch.zeros(1, 3, 4), torch.arange(3, device="meta")),
+                "positions: got a tensor on the meta device, which has no values, and weight is on cpu",
+            ),
         ],
     )
     def test_words(self, call, message):

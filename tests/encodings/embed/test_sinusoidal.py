@@ -284,8 +284,27 @@ class TestOldCheckpoints:
             torch.full((9, 8), float("nan")),
             Sinusoidal(6).table(torch.arange(9)),
             torch.tensor(1.0),
+            torch.zeros(9, 8),
+            torch.zeros(1, 8),
+            Sinusoidal(8).table(torch.arange(9)) * (torch.arange(9) % 5 != 1)[:, None],
+            torch.cat((Sinusoidal(8).table(torch.arange(9000)), torch.zeros(2, 8))),
+            Sinusoidal(8).table(torch.arange(2**19)) + 0.2 * (torch.arange(2**19) == 3)[:, None],
         ],
-        ids=["layout", "spacing", "base", "cos_first", "learned", "nan", "width", "scalar"],
+        ids=[
+            "layout",
+            "spacing",
+            "base",
+            "cos_first",
+            "learned",
+            "nan",
+            "width",
+            "scalar",
+            "zeros",
+            "one row of zeros",
+            "two rows of zeros",
+            "zeros at the end",
+            "one row of many",
+        ],
     )
     def test_another_table_is_refused(self, other):
         model = model_with(Sinusoidal(8))
@@ -295,6 +314,10 @@ class TestOldCheckpoints:
             pytest.raises(RuntimeError, match=r"embed_positions.weight: the checkpoint's table of shape .*LearnedEmb"),
         ):
             model.load_state_dict(state, strict=False)
+
+    def test_one_channel_is_zero_at_position_0(self):
+        with pytest.warns(UserWarning, match="is not read"):
+            Sinusoidal(1).load_state_dict({"weight": Sinusoidal(1).table(torch.arange(4))})
 
     def test_unknown_keys_are_unexpected(self):
         with pytest.raises(RuntimeError, match="Unexpected key"):
@@ -309,7 +332,14 @@ class TestRefusals:
         [
             (lambda: Sinusoidal(8, layout="half"), "layout: got 'half'; it must be 'interleaved' or 'halves'"),
             (lambda: Sinusoidal(8, spacing="t2t"), "spacing: got 't2t'; it must be 'paper' or 'tensor2tensor'"),
-            (lambda: Sinusoidal(8, base=0), "base: got 0; it must be a finite number above 0"),
+            (lambda: Sinusoidal(8, base=0), "base: got 0; it must be a finite number of at least 1"),
+            (lambda: Sinusoidal(8, base=1e-9), "base: got 1e-09; it must be a finite number of at least 1"),
+            (lambda: Sinusoidal(8, base=float("inf")), "base: got inf; it must be a finite number of at least 1"),
+            (lambda: Sinusoidal(8, strength=-float("inf")), "strength: got -inf; it must be a finite number$"),
+            (
+                lambda: Sinusoidal(8, learn_strength=True).to("meta")(torch.zeros(1, 3, 8), torch.arange(3)),
+                "strength: it is on the meta device and has no value; load it first",
+            ),
             (lambda: Sinusoidal(8, base=float("nan")), "base: got nan"),
             (lambda: Sinusoidal(8, base=None), "base: got None"),
             (lambda: Sinusoidal(8, strength=float("inf")), "strength: got inf; it must be a finite number$"),

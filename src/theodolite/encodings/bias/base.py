@@ -145,6 +145,9 @@ class Bias(nn.Module):
     def _check(self, q_positions: Tensor, k_positions: Tensor, content: Content) -> Content:
         require_positions("q_positions", q_positions, dims=(1, 2))
         require_positions("k_positions", k_positions, dims=(1, 2))
+        rows = [len(positions) for positions in (q_positions, k_positions) if positions.dim() == 2]
+        if len(rows) == 2 and rows[0] != rows[1] and rows[0] != 1 and rows[1] != 1:
+            raise ValueError(f"k_positions: got {rows[1]} rows; q_positions have {rows[0]}")
         for name in self.reads:
             if getattr(content, name) is None:
                 raise ValueError(f"{name}: got None; {type(self).__name__} reads {', '.join(self.reads)}")

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from theodolite.encodings.bias.base import Bias, Content
-from theodolite.positions.checks import require_count
+from theodolite.encodings.bias.devices import require_beside
+from theodolite.positions.checks import require_count, require_reachable
 
 # Elements of scratch for a block: 1 MiB of float32, and for a large result a thirty-second part of its rows.
 _BLOCK = 2**18
@@ -65,6 +66,9 @@ class ContentBias(Bias):
         for name, at in (("q_positions", q_positions), ("k_positions", k_positions)):
             if at.shape[0] != 1 and at.shape[0] != q.shape[0]:
                 raise ValueError(f"{name}: got {at.shape[0]} rows; q has {q.shape[0]}, give one for all or one each")
+        for parameter in learned:
+            require_beside(self, parameter, q=q, k=k)
+        require_reachable(q, "q", q_positions=q_positions, k_positions=k_positions)
         dtype = working_dtype(q, k, *learned)
         q_at, k_at = ((at if at.is_floating_point() else at.long()).to(q.device) for at in (q_positions, k_positions))
         return Vectors(q.to(dtype), k.to(dtype), q_at, k_at)

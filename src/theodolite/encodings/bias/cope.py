@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from theodolite.encodings.bias.base import Content
 from theodolite.encodings.bias.content import ContentBias, in_row_blocks
-from theodolite.positions.checks import require_count
+from theodolite.positions.checks import require_count, require_reachable
 from theodolite.positions.visible import require_visible
 
 
@@ -64,7 +64,8 @@ class CoPE(ContentBias):
         rows = [q, q_at[:, None, :, None]]
         if content.visible is not None:
             visible = require_visible(content.visible, q.shape[2], k.shape[2], batch=q.shape[0], heads=q.shape[1])
-            rows.append(visible.expand(-1, -1, q.shape[2], k.shape[2]))
+            require_reachable(q, "q", visible=visible)
+            rows.append(visible.to(q.device).expand(-1, -1, q.shape[2], k.shape[2]))
         whole = [k, k_at[:, None, None], order[:, None, None], order.argsort(dim=-1)[:, None, None]]
         # Gates, their sums, two rows of the table each: several of this size live at once.
         row_size = 4 * q.shape[0] * q.shape[1] * max(k.shape[2], self.max_positions)

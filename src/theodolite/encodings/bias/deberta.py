@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from theodolite.encodings.bias.base import Content, ScoreMod
 from theodolite.encodings.bias.content import ContentBias, Vectors, dots, dots_at, full_precision
-from theodolite.encodings.bias.deberta_buckets import log_bucket, require_buckets, rows_of_distances
+from theodolite.encodings.bias.deberta_buckets import bucket_borders, bucket_of, log_bucket, require_buckets
 from theodolite.positions.checks import require_count, require_integers
 
 __all__ = ["DisentangledBias", "RelativeEmbeddings", "log_bucket"]
@@ -76,7 +76,8 @@ class DisentangledBias(ContentBias):
         head_dim: channels of a head, D.
         hidden_size: width of the vectors of distances, E.
         max_relative_positions: with buckets, the distance (tokens) that falls into the last one; without, the
-            distances that have a vector of their own, either way.
+            distances that have a vector of their own, either way. Where a config has -1, its
+            `max_position_embeddings`.
         position_buckets: logarithmic buckets (DeBERTa-v2 and v3); None for none (DeBERTa).
         pos_att_type: which terms there are, of "c2p" and "p2c".
         rel_embeddings: the vectors, (2 span, E), shared with other layers: an `nn.Embedding`, or a module that gives
@@ -102,9 +103,16 @@ class DisentangledBias(ContentBias):
     ) -> None:
         super().__init__(num_heads, head_dim)
         require_count("hidden_size", hidden_size, least=1)
+        if max_relative_positions == -1:
+            raise ValueError(
+                "max_relative_positions: got -1, which in a config stands for its max_position_embeddings; give that"
+            )
         require_count("max_relative_positions", max_relative_positions, least=1)
+        # Plain numbers, worked out once: no cast finds them.
+        self._ends: tuple[int, ...] = ()
         if position_buckets is not None:
             require_buckets(position_buckets, max_relative_positions)
+            self._ends = bucket_borders(position_buckets, max_relative_positions)
         self.max_relative_positions, self.position_buckets = max_relative_positions, position_buckets
         self.span = max_relative_positions if position_buckets is None else position_buckets
         self.pos_att_type = tuple(pos_att_type)
@@ -143,17 +151,17 @@ class DisentangledBias(ContentBias):
 
     def _dense(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> Tensor:
         at = self._checked(q_positions, k_positions, content, heads)
-        lookup, (c2p, p2c) = self._lookup(at.q), self._tables(at, heads)
+        ends, (c2p, p2c) = self._ends_on(at.q.device), self._tables(at, heads)
         q, k, q_at, k_at = at
-        total = None if c2p is None else dots_at(self._row, q, q_at, k_at, c2p, lookup)
+        total = None if c2p is None else dots_at(self._row, q, q_at, k_at, c2p, *ends)
         if p2c is not None:
-            by_key = dots_at(self._row_of_swapped, k, k_at, q_at, p2c, lookup, add_to=total)
+            by_key = dots_at(self._row_of_swapped, k, k_at, q_at, p2c, *ends, add_to=total)
             total = by_key.mT if total is None else by_key
         return cast(Tensor, total)
 
     def _score_mod(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> ScoreMod:
         at = self._checked(q_positions, k_positions, content, heads)
-        q_at, k_at, lookup = at.q_positions, at.k_positions, self._lookup(at.q)
+        q_at, k_at, ends = at.q_positions, at.k_positions, self._ends_on(at.q.device)
         rows = q_at.shape[0] > 1, k_at.shape[0] > 1
         with full_precision(at.q.device):
             c2p, p2c = (
@@ -163,7 +171,7 @@ class DisentangledBias(ContentBias):
 
         def score_mod(score: Tensor, batch: Tensor, head: Tensor, q_index: Tensor, k_index: Tensor) -> Tensor:
             q_position = q_at[batch if rows[0] else 0, q_index]
-            row = self._row(q_position, k_at[batch if rows[1] else 0, k_index], lookup)
+            row = self._row(q_position, k_at[batch if rows[1] else 0, k_index], *ends)
             if c2p is not None:
                 score = score + c2p[batch, head, q_index, row]
             return score if p2c is None else score + p2c[batch, head, k_index, row]
@@ -175,17 +183,22 @@ class DisentangledBias(ContentBias):
         require_integers("k_positions", k_positions)
         return self._vectors(q_positions, k_positions, content, heads, *self.parameters())
 
-    def _row(self, q_position: Tensor, k_position: Tensor, lookup: Tensor) -> Tensor:
-        """The row of the table; `lookup` has those from the farthest before to the farthest after."""
-        farthest = lookup.shape[0] // 2
-        return lookup[(q_position - k_position).clamp(-farthest, farthest) + farthest]
+    def _row(self, q_position: Tensor, k_position: Tensor, *ends: Tensor) -> Tensor:
+        """The row of the table; `ends` as `_ends_on` gives them."""
+        distance = q_position - k_position
+        if self.position_buckets is not None:
+            longest = self.max_relative_positions
+            distance = bucket_of(
+                distance, *ends, position_buckets=self.position_buckets, max_relative_positions=longest
+            )
+        return (distance + self.span).clamp(0, 2 * self.span - 1)
 
-    def _row_of_swapped(self, k_position: Tensor, q_position: Tensor, lookup: Tensor) -> Tensor:
-        return self._row(q_position, k_position, lookup)
+    def _row_of_swapped(self, k_position: Tensor, q_position: Tensor, *ends: Tensor) -> Tensor:
+        return self._row(q_position, k_position, *ends)
 
-    def _lookup(self, like: Tensor) -> Tensor:
-        """(2 farthest + 1,), int64: rows by distance; beyond the farthest all are the last."""
-        return rows_of_distances(self.max_relative_positions, self.position_buckets).to(like.device)
+    def _ends_on(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Where the buckets end; nothing without buckets."""
+        return (torch.tensor(self._ends, device=device),) if self._ends else ()
 
     def _tables(self, at: Vectors, heads: slice) -> tuple[Tensor | None, Tensor | None]:
         """Kr and Qr of these heads, (H, 2 span, D), times the scale."""

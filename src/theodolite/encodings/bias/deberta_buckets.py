@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 from torch import Tensor
 
 from theodolite.positions.checks import require_count, require_integers
+
+_ABOVE_ANY = 2**63 - 1
 
 
 def log_bucket(relative: Tensor, *, position_buckets: int, max_relative_positions: int) -> Tensor:
@@ -27,11 +30,10 @@ def log_bucket(relative: Tensor, *, position_buckets: int, max_relative_position
     """
     require_integers("relative", relative)
     require_buckets(position_buckets, max_relative_positions)
-    last = torch.tensor(_largest_distances(position_buckets, max_relative_positions), device=relative.device)
+    ends = torch.tensor(bucket_borders(position_buckets, max_relative_positions), device=relative.device)
     # Unsigned integers have no sign to take.
-    signed, half = relative.long(), position_buckets // 2
-    distance = signed.abs()
-    return signed.sign() * torch.where(distance <= half, distance, half + torch.bucketize(distance, last))
+    sizes = {"position_buckets": position_buckets, "max_relative_positions": max_relative_positions}
+    return bucket_of(relative.long(), ends, **sizes)
 
 
 def require_buckets(position_buckets: int, max_relative_positions: int) -> None:
@@ -46,13 +48,26 @@ def require_buckets(position_buckets: int, max_relative_positions: int) -> None:
         )
 
 
-def rows_of_distances(max_relative_positions: int, position_buckets: int | None) -> Tensor:
-    """(2 farthest + 1,), int64 on the CPU: rows of the table for the distances from -farthest to farthest.
+def bucket_borders(position_buckets: int, max_relative_positions: int) -> tuple[int, ...]:
+    """Plain numbers, ends[0] to ends[n + 1]: ends[t + 1] is the largest distance of bucket half + t.
 
-    Beyond the farthest all distances have the same row. None for no buckets.
+    The first is below and the last above any distance.
     """
-    make = _rows_opaque if torch.compiler.is_compiling() else _rows
-    return make(max_relative_positions, position_buckets or 0)
+    found = _largest_distances(position_buckets, max_relative_positions)
+    return (-1, *(min(distance, _ABOVE_ANY) for distance in found), _ABOVE_ANY)
+
+
+def bucket_of(relative: Tensor, ends: Tensor, *, position_buckets: int, max_relative_positions: int) -> Tensor:
+    """`log_bucket` of int64, elementwise, with `bucket_borders` as a tensor: no table of distances."""
+    half, distance = position_buckets // 2, relative.abs()
+    per_log = (half - 1) / math.log1p((max_relative_positions - 1 - half) / half)
+    # Relative to half, so that the error is relative to the step, however near to each other the borders are.
+    estimate = (((distance - half).clamp(min=0).float() / half).log1p() * per_log).ceil().long()
+    step = estimate.clamp(0, len(ends) - 2)
+    # It is off by one at most, and the whole numbers say where.
+    step = step + (distance > ends[step + 1]).long() - (distance <= ends[step]).long()
+    bucket = torch.where(distance <= half, distance, half + step)
+    return torch.where(relative < 0, -bucket, bucket)
 
 
 @functools.lru_cache(maxsize=64)
@@ -69,30 +84,11 @@ def _largest_distances(position_buckets: int, max_relative_positions: int) -> tu
 
     found = []
     for step in range(position_buckets - half):
-        distance = round(half * (top / half) ** (step / (half - 1)))
-        # Rounded, the float is never below the border.
-        while not within(distance, step):
-            distance -= 1
+        border = half * (top / half) ** (step / (half - 1))
+        # The float is surely that near; what is between is decided exactly, and mostly nothing is.
+        distance, above = math.floor(border * (1 - 2.0**-40)), math.ceil(border * (1 + 2.0**-40))
+        while above - distance > 1:
+            middle = (distance + above) // 2
+            distance, above = (middle, above) if within(middle, step) else (distance, middle)
         found.append(distance)
     return tuple(found)
-
-
-def _rows(max_relative_positions: int, position_buckets: int) -> Tensor:
-    if not position_buckets:
-        span = max_relative_positions
-        return torch.arange(2 * span + 1, device="cpu").clamp(max=2 * span - 1)
-    farthest = _largest_distances(position_buckets, max_relative_positions)[-1] + 1
-    distances = torch.arange(-farthest, farthest + 1, device="cpu")
-    buckets = log_bucket(distances, position_buckets=position_buckets, max_relative_positions=max_relative_positions)
-    return (buckets + position_buckets).clamp(0, 2 * position_buckets - 1)
-
-
-@torch.library.custom_op("theodolite::deberta_rows", mutates_args=())
-def _rows_opaque(max_relative_positions: int, position_buckets: int) -> Tensor:
-    """`_rows` as one node of a compiled graph: a constant."""
-    return _rows(max_relative_positions, position_buckets)
-
-
-@_rows_opaque.register_fake
-def _(max_relative_positions: int, position_buckets: int) -> Tensor:
-    return _rows(max_relative_positions, position_buckets)

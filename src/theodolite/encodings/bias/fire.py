@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.encodings.bias.alibi import signed_distance
-from theodolite.encodings.bias.base import PairwiseBias
+from theodolite.encodings.bias.base import Content, PairwiseBias
+from theodolite.encodings.bias.devices import require_beside
 
 # As in the authors' code: keeps a query at position 0 with a threshold of 0 from dividing by zero.
 _EPSILON = 1e-6
@@ -61,6 +62,11 @@ class Fire(PairwiseBias):
 
     def _layers(self) -> tuple[nn.Linear, nn.Linear]:
         return cast(nn.Linear, self.mlp[0]), cast(nn.Linear, self.mlp[2])
+
+    def _check(self, q_positions: Tensor, k_positions: Tensor, content: Content) -> Content:
+        content = super()._check(q_positions, k_positions, content)
+        require_beside(self, self.c, q_positions=q_positions, k_positions=k_positions)
+        return content
 
     def _value(self, q_position: Tensor, k_position: Tensor, head: Tensor, *parameters: Tensor) -> Tensor:
         weight_in, bias_in, weight_out, bias_out, c, multiplier = parameters

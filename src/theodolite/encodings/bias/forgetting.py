@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from theodolite.encodings.bias.base import Bias, Content, ScoreMod
+from theodolite.encodings.bias.devices import require_beside
 from theodolite.encodings.bias.projection import project, require_layer_input
-from theodolite.positions.checks import require_count
+from theodolite.positions.checks import require_count, require_reachable
 
 
 class ForgettingGate(Bias):
@@ -66,12 +67,14 @@ class ForgettingGate(Bias):
             ValueError: x or `previous` of another shape.
         """
         require_layer_input(x, self.hidden_size)
+        require_beside(self, self.weight, x=x)
         mine = self._heads(heads)
         logits = project(x, self.weight[mine], self.bias[mine]).transpose(1, 2)
         # The sum is made in float64, on the CPU for Apple's GPUs, which have none.
         wide = (logits.cpu() if logits.device.type == "mps" else logits).to(torch.float64)
         total = functional.logsigmoid(wide).cumsum(-1)
         if previous is not None:
+            require_reachable(x, "x", previous=previous)
             expected = (x.shape[0], mine.stop - mine.start, 2)
             if previous.shape != expected:
                 raise ValueError(
@@ -104,10 +107,13 @@ class ForgettingGate(Bias):
     def _sides(
         self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        q_state, k_state = content.q_state, content.k_state
+        if q_state is not None and k_state is not None and q_state.device != k_state.device:
+            raise ValueError(f"k_state: got a tensor on {k_state.device}, and q_state is on {q_state.device}")
         count = heads.stop - heads.start
         return (
-            _parts("q_state", content.q_state, count, q_positions.shape[-1]),
-            _parts("k_state", content.k_state, count, k_positions.shape[-1]),
+            _parts("q_state", q_state, count, q_positions.shape[-1]),
+            _parts("k_state", k_state, count, k_positions.shape[-1]),
         )
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.encodings.bias.alibi import signed_distance
-from theodolite.encodings.bias.base import PairwiseBias
+from theodolite.encodings.bias.base import Content, PairwiseBias
+from theodolite.encodings.bias.devices import require_beside
 
 _KINDS = ("log", "power")
 # The authors' least value of either parameter, and the largest power that is a kernel.
@@ -64,6 +65,11 @@ class Kerple(PairwiseBias):
         r1, r2 = (r if r.dtype == torch.float64 else r.float() for r in (self.r1, self.r2))
         # The value of the clamp, the gradient of the parameter.
         return tuple(self._in_range(r, most).detach() + (r - r.detach()) for r, most in ((r1, None), (r2, self._most)))
+
+    def _check(self, q_positions: Tensor, k_positions: Tensor, content: Content) -> Content:
+        content = super()._check(q_positions, k_positions, content)
+        require_beside(self, self.r1, q_positions=q_positions, k_positions=k_positions)
+        return content
 
     def _value(self, q_position: Tensor, k_position: Tensor, head: Tensor, *parameters: Tensor) -> Tensor:
         r1, r2 = parameters

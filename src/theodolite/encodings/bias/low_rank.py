@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from theodolite.encodings.bias.base import Bias, Content, ScoreMod
 from theodolite.encodings.bias.content import in_row_blocks, working_dtype
+from theodolite.encodings.bias.devices import require_beside
 from theodolite.encodings.bias.projection import project, require_layer_input
 from theodolite.encodings.scale.base import Scale
 from theodolite.plan.errors import require_positive
@@ -81,6 +82,7 @@ class LowRankBias(Bias):
         # A curve has values at whole distances only.
         require_integers("q_positions", q_positions)
         require_integers("k_positions", k_positions)
+        require_beside(self, self.weight, x=cast(Tensor, content.x), q_positions=q_positions, k_positions=k_positions)
         return content
 
     def _dense(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> Tensor:

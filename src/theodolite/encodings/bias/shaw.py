@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from theodolite.encodings.bias.base import Content, ScoreMod
 from theodolite.encodings.bias.content import ContentBias, dots, dots_at, full_precision, in_row_blocks, working_dtype
-from theodolite.positions.checks import require_integers
+from theodolite.encodings.bias.devices import require_beside
+from theodolite.positions.checks import require_integers, require_reachable
 
 
 class ShawBias(ContentBias):
@@ -79,6 +80,8 @@ class ShawBias(ContentBias):
             )
         for name, positions in (("q_positions", q_positions), ("k_positions", k_positions)):
             require_integers(name, positions, dims=(1, 2))
+        require_beside(self, self.relative_values, weights=weights)
+        require_reachable(weights, "weights", q_positions=q_positions, k_positions=k_positions)
         q_at, k_at = (torch.atleast_2d(at.long().to(weights.device)) for at in (q_positions, k_positions))
         table = self.relative_values.to(working_dtype(weights, self.relative_values))
         row_size = weights.shape[0] * weights.shape[1] * max(len(table), weights.shape[3], self.head_dim)

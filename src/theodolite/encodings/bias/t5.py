@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from theodolite.encodings.bias.alibi import signed_distance
 from theodolite.encodings.bias.base import Content, PairwiseBias
+from theodolite.encodings.bias.devices import require_beside
 from theodolite.positions.checks import require_count, require_integers
 
 
@@ -113,6 +114,7 @@ class T5Bias(PairwiseBias):
     def _check(self, q_positions: Tensor, k_positions: Tensor, content: Content) -> Content:
         require_integers("q_positions", q_positions)
         require_integers("k_positions", k_positions)
+        require_beside(self, self.weight, q_positions=q_positions, k_positions=k_positions)
         return super()._check(q_positions, k_positions, content)
 
     def extra_repr(self) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.encodings.legacy import drop_legacy_keys
-from theodolite.positions.checks import require_count, require_mask, require_positions
+from theodolite.positions.checks import require_count, require_mask, require_positions, require_reachable
 
 
 class Embed(nn.Module):
@@ -30,6 +30,9 @@ class Embed(nn.Module):
         require_count("dim", dim, least=1)
         if channels is not None and not isinstance(channels, slice):
             raise ValueError(f"channels: got {channels!r}; give a slice, or None for all")
+        # Tensors are sliced forwards only.
+        if channels is not None and channels.step is not None and not channels.step >= 1:
+            raise ValueError(f"channels: got {channels!r}; its step must be at least 1")
         self.dim, self.channels = dim, channels
 
     def table(self, positions: Tensor, *, device: torch.device | str | None = None) -> Tensor:
@@ -58,6 +61,7 @@ class Embed(nn.Module):
         if mask is not None:
             require_mask("mask", mask, dims=(1, 2))
             _check_tokens("mask", mask.shape, x)
+            require_reachable(positions, "positions", mask=mask)
             positions = _only_chosen(positions, mask.to(torch.bool))
         return self.add_table(x, self.table(positions, device=x.device), mask=mask)
 
@@ -70,12 +74,14 @@ class Embed(nn.Module):
         if table.dim() not in (2, 3) or table.shape[-1] != self.dim:
             raise ValueError(f"table: got shape {tuple(table.shape)}; it must be (S, {self.dim}) or (B, S, {self.dim})")
         _check_tokens("table", table.shape[:-1], x)
+        require_reachable(x, "x", table=table)
         part = x if self.channels is None else x[..., self.channels]
         # Type promotion sums in the wider of the two.
         total = (part + table.to(x.device)).to(x.dtype)
         if mask is not None:
             require_mask("mask", mask, dims=(1, 2))
             _check_tokens("mask", mask.shape, x)
+            require_reachable(x, "x", mask=mask)
             total = torch.where(mask.to(x.device, torch.bool)[..., None], total, part)
         if self.channels is None:
             return total

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from theodolite.encodings.embed.base import Embed
 from theodolite.encodings.embed.resize import Method, Mode, resize_grid_table, resize_table
-from theodolite.positions.checks import require_count, require_integers
+from theodolite.positions.checks import require_count, require_integers, require_reachable
 
 
 class LearnedEmbedding(Embed):
@@ -124,7 +124,10 @@ class LearnedEmbedding(Embed):
 
     def _table(self, positions: Tensor, device: torch.device | str | None) -> Tensor:
         require_integers("positions", positions)
+        require_reachable(self.weight, "weight", positions=positions)
         positions = positions.to(torch.int64)
+        if device is not None and torch.device(device).type != "meta":
+            self._require_values()
         self._require_rows(positions)
         weight: Tensor = self.weight
         if weight.dtype in (torch.float16, torch.bfloat16) and weight.requires_grad and torch.is_grad_enabled():

@@ -28,7 +28,7 @@ class Sinusoidal(Embed):
             Pegasus, RoFormer, Transformer-XL). "tensor2tensor" is base^(-i/(n-1)): the slowest is 1/base (fairseq,
             M2M100, Whisper, PEGASUS-X, Speech2Text, MusicGen); there, as in those, an odd width ends in a channel of
             zeros.
-        base: 10000 in the paper.
+        base: 10000 in the paper; at least 1, for a pair that turns faster than a radian a token would not be exact.
         cos_first: cosines stand where sines do otherwise (MusicGen, diffusion timesteps).
         offset: added to every position. fairseq and what descends from it count from padding_idx + 1 (M2M100: 2).
         strength: multiplies the vectors.
@@ -69,7 +69,7 @@ class Sinusoidal(Embed):
         super().__init__(dim, channels=channels)
         _require_choice("layout", layout, ("interleaved", "halves"))
         _require_choice("spacing", spacing, ("paper", "tensor2tensor"))
-        _require_number("base", base, above=0.0)
+        _require_number("base", base, least=1.0)
         _require_number("strength", strength)
         require_count("offset", offset, least=0)
         if spacing == "tensor2tensor" and dim < 2:
@@ -126,6 +126,8 @@ class Sinusoidal(Embed):
             whole = not positions.is_floating_point()
             positions = (positions.to(torch.int64) if whole else positions.to("cpu", torch.float64)) + self.offset
         if isinstance(self.strength, Tensor):
+            if self.strength.is_meta and torch.device(device).type != "meta":
+                raise ValueError("strength: it is on the meta device and has no value; load it first")
             table = self._vectors(positions, 1.0, device)
             return table * self.strength.to(table.device, torch.promote_types(self.strength.dtype, torch.float32))
         return self._vectors(positions, self.strength, device)
@@ -165,13 +167,16 @@ class Sinusoidal(Embed):
         if not stored.dim() or stored.shape[-1] != self.dim:
             return False
         given = stored.detach().to("cpu", torch.float32).reshape(-1, self.dim)
-        # The row of the padding was set to 0.
-        rows = given.any(-1).nonzero().squeeze(-1)
+        rows = torch.arange(len(given), device="cpu")
         true = self._vectors(rows, 1.0, "cpu")
         # Stored in bfloat16 at worst; made of float32 angles, which go wrong with the position.
-        allowed = 2.0**-8 + len(given) * 2.0**-21
-        near = [(given[rows] - s * true).abs() <= abs(s) * allowed for s in (1.0, self._first_strength)]
-        return any(bool(entries.all()) for entries in near)
+        allowed = 2.0**-8 + rows[:, None] * 2.0**-21
+        for strength in {1.0, self._first_strength}:
+            others = given[~((given - strength * true).abs() <= abs(strength) * allowed).all(-1)]
+            # The row of the padding was set to 0: one of several.
+            if not len(others) or (len(others) == 1 < len(given) and not others.any()):
+                return True
+        return False
 
     def extra_repr(self) -> str:
         parts = [super().extra_repr(), f"layout={self.layout!r}", f"spacing={self.spacing!r}", f"base={self.base:g}"]
@@ -196,8 +201,8 @@ def _require_choice(name: str, given: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name}: got {given!r}; it must be {' or '.join(map(repr, choices))}")
 
 
-def _require_number(name: str, given: float, *, above: float = -math.inf) -> None:
+def _require_number(name: str, given: float, *, least: float = -math.inf) -> None:
     number = isinstance(given, (int, float)) and not isinstance(given, bool)
-    if not number or not above < given < math.inf:
-        rule = "a finite number" if above == -math.inf else f"a finite number above {above:g}"
+    if not number or not least <= given < math.inf or given == -math.inf:
+        rule = "a finite number" if least == -math.inf else f"a finite number of at least {least:g}"
         raise ValueError(f"{name}: got {given!r}; it must be {rule}")

@@ -29,8 +29,11 @@ _NAMES: dict[str, Part] = {
     **dict.fromkeys(("q_a_proj", "wq_a", "q_a_layernorm", "kv_a_layernorm", "kv_norm", "kv_b_proj", "wkv_b"), "keep"),
 }
 # No name of a fused projection is above: `query_key_value` alone stands for two orders of rows, `qkv_proj` for three.
+_QK = r"(?:(?=v?[qk])[qkv]{1,3}z?|(?:query|queries)(?:keys?)?(?:values?)?|keys?(?:values?)?)"
+_PROJECTION = r"(?:proj(?:ection)?s?|lin(?:ear)?|dense|layer|weights?|mat(?:rix)?|(?:layer)?norm|ln)"
 _LOOKS_LIKE_QK = re.compile(
-    r"(?<![a-z])w?(q|k|qk|kq|kv|qkv|qkvz|query|queries|key|keys)(?![a-z])"
+    # A prefix before a lone k would make words: token, link.
+    rf"(?<![a-z])(?:w?{_QK}{_PROJECTION}?|(?:to|proj|lin|linear|attn)(?:q[kv]*|kv|quer(?:y|ies)|keys?))(?![a-z])"
     # An `in_proj` that is not of an attention is a state-space layer's.
     r"|c_attn|w_pack|in_proj_(weight|bias)|(?<=attn\.)in_proj(?![a-z])|(?<=attention\.)in_proj(?![a-z])"
 )
@@ -58,7 +61,7 @@ def convert_state_dict(
     v_head_dim: int | None = None,
     to: Layout,
     names: Mapping[str, Part] | None = None,
-    sites: Collection[str] | None = None,
+    sites: Iterable[str] | None = None,
     rows_per_scale: int | None = None,
     shard: bool = False,
 ) -> Converted:
@@ -80,14 +83,19 @@ def convert_state_dict(
 
     Raises:
         ValueError: a name, a site or a shape does not fit, or a row would leave the block that it shares a scale with;
-            or, unless `shard`, a layer's queries are here and its keys are not, or there is nothing to convert.
+            or, unless `shard`, a name or a site is nowhere, a layer's queries are here and its keys are not, or there
+            is nothing to convert.
     """
     heads = Heads(num_heads, num_key_value_heads, head_dim, rotary_dim, trailing, v_head_dim, to)
     if rows_per_scale is not None:
         require_counts(rows_per_scale=rows_per_scale)
-    named = {**_NAMES, **{name: known(part) for name, part in (names or {}).items()}}
+    given = {name: known(part) for name, part in (names or {}).items()}
+    if not shard:
+        _require_there(given, state_dict)
+    named = {**_NAMES, **given}
     found = [found for key in state_dict if (found := _find(key, state_dict[key], named))]
-    chosen = _at_sites(found, sites, shard)
+    # Iterables may be gone through once only.
+    chosen = _at_sites(found, sites if sites is None or isinstance(sites, str) else list(sites), shard)
     converted, changed = dict(state_dict), []
     for tensor in chosen:
         if _stays(tensor, state_dict, heads, rows_per_scale):
@@ -119,7 +127,9 @@ def _find(key: str, tensor: object, named: Mapping[str, Part]) -> _Found | None:
     single = isinstance(tensor, Tensor) and tensor.numel() == 1
     places = [place for place, word in enumerate(words) if word in named]
     if not places:
-        looking = [key.count(".", 0, match.end()) for match in _LOOKS_LIKE_QK.finditer(key.lower())]
+        # `qProj` and `toQ` as `q_proj` and `to_q`: an underscore more moves no dot.
+        apart = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()
+        looking = [apart.count(".", 0, match.end()) for match in _LOOKS_LIKE_QK.finditer(apart)]
         if single or not looking:
             return None
         return _Found(key, ".".join(words[: looking[-1]]), "keep", "", unexplained=words[looking[-1]])
@@ -128,6 +138,15 @@ def _find(key: str, tensor: object, named: Mapping[str, Part]) -> _Found | None:
     # The names of adapters follow these.
     leaf = rest[0] if rest and rest[0].startswith("lora_") else ".".join(rest or ["weight"])
     return None if part == "keep" or (single and leaf not in _BY_ROW) else _Found(key, path, part, leaf)
+
+
+def _require_there(names: Iterable[str], state_dict: Mapping[str, Any]) -> None:
+    words = {word for key in state_dict for word in key.split(".")}
+    for name in names:
+        if name not in words:
+            near = [key for key in state_dict if name in key][:1]
+            hint = f": it is a part of {near[0]!r} that no dots enclose" if near else ""
+            raise ValueError(f"names: got {name!r}, and no key has that name between its dots{hint}")
 
 
 def _at_sites(found: Sequence[_Found], sites: Collection[str] | None, shard: bool) -> list[_Found]:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from torch import Tensor
 
-from theodolite.encodings.rotate.tables import LARGEST_POSITION, require_plan
+from theodolite.encodings.rotate.tables import require_plan
 from theodolite.plan import Rotary
 from theodolite.plan.scaling import Float64
+from theodolite.positions.checks import LARGEST_POSITION
 
 # Rows worked on at once: the float64 scratch stays at a few MiB.
 _BLOCK = 4096

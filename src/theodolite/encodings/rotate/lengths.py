@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from theodolite.encodings.rotate.tracing import can_look
-from theodolite.positions.checks import require_integers, require_positions
+from theodolite.positions.checks import can_read_at_once, require_integers, require_positions
 
 Lengths: TypeAlias = Sequence[int] | Tensor
 """The tokens of each row's whole sequence, B of them: numbers, or integers (B,). A tensor may have to be read."""
@@ -45,7 +44,7 @@ def lengths_tensor(lengths: Lengths) -> Tensor:
     if not isinstance(lengths, Tensor):
         return torch.tensor(_checked(lengths), dtype=torch.int64, device="cpu")
     _require_row("lengths", lengths)
-    if can_look(lengths):
+    if can_read_at_once(lengths):
         _checked(lengths.tolist())
     return lengths
 

@@ -12,10 +12,11 @@ from theodolite.encodings.rotate.base import K, Q
 from theodolite.encodings.rotate.lengths import Lengths
 from theodolite.encodings.rotate.operands import device_of
 from theodolite.encodings.rotate.per_head import HeadwiseRotate, head_range
-from theodolite.encodings.rotate.tables import LARGEST_POSITION, Tables
-from theodolite.encodings.rotate.tracing import can_look, is_traced, positions_within
+from theodolite.encodings.rotate.tables import Tables
+from theodolite.encodings.rotate.tracing import positions_within
 from theodolite.plan.errors import is_number
-from theodolite.positions.checks import require_count
+from theodolite.positions.checks import LARGEST_POSITION, can_read_at_once, require_count
+from theodolite.positions.traced import is_traced
 
 # Devices that have float64; on the others (MPS) the angles come from the CPU.
 _FLOAT64 = ("cpu", "cuda")
@@ -100,7 +101,7 @@ class MixedRotary(PatchRotate, HeadwiseRotate):
         positions = places_on_axes(positions, 2)
         if positions.device.type == "cpu" and is_traced(positions):
             positions = positions_within(positions, -LARGEST_POSITION, LARGEST_POSITION)
-        elif can_look(positions) and not bool((positions.double().abs() <= LARGEST_POSITION).all()):
+        elif can_read_at_once(positions) and not bool((positions.double().abs() <= LARGEST_POSITION).all()):
             raise ValueError(f"positions: they must be at most 2**24 = {LARGEST_POSITION} either way")
         frequencies: Tensor = self.frequencies[:, head_range(heads, self.num_heads)]
         device = positions.device if device is None else torch.device(device)

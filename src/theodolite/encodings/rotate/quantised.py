@@ -12,10 +12,11 @@ from theodolite.encodings.rotate.base import Rotate
 from theodolite.encodings.rotate.exact import axes_of, require_settled, row_blocks
 from theodolite.encodings.rotate.lengths import Lengths
 from theodolite.encodings.rotate.operands import layout_of
-from theodolite.encodings.rotate.tables import LARGEST_POSITION, Tables, pair_tables, tables_of
-from theodolite.encodings.rotate.tracing import is_traced, positions_within
+from theodolite.encodings.rotate.tables import Tables, pair_tables, tables_of
+from theodolite.encodings.rotate.tracing import positions_within
 from theodolite.plan import Rotary
-from theodolite.positions.checks import require_count, require_integers
+from theodolite.positions.checks import LARGEST_POSITION, require_count, require_integers
+from theodolite.positions.traced import is_traced
 
 _STEPS = 127
 # Of the file, not of a module: modules are copied and pickled, which no lock is.

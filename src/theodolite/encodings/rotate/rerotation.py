@@ -11,12 +11,12 @@ from torch import Tensor
 
 from theodolite.encodings.rotate.exact import axes_of, host_positions, require_settled, row_blocks
 from theodolite.encodings.rotate.operands import require_heads
-from theodolite.encodings.rotate.tables import LARGEST_POSITION, Tables, require_plan, rotary_tables
-from theodolite.encodings.rotate.tracing import is_traced
+from theodolite.encodings.rotate.tables import Tables, require_plan, rotary_tables
 from theodolite.kernels import rotate
 from theodolite.plan import Rotary
 from theodolite.plan.scaling import Float64
-from theodolite.positions.checks import require_positions
+from theodolite.positions.checks import LARGEST_POSITION, require_positions
+from theodolite.positions.traced import is_traced
 
 
 @overload

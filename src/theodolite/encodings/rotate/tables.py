@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from theodolite.encodings.rotate.lengths import Lengths, for_each_row, row_lengths
-from theodolite.encodings.rotate.tracing import is_traced
 from theodolite.plan import Rotary
 from theodolite.plan.scaling import Float64
-from theodolite.positions.checks import require_positions
-
-LARGEST_POSITION = 2**24
+from theodolite.positions.checks import LARGEST_POSITION, require_positions
+from theodolite.positions.traced import is_traced
 
 # Positions worked on at once: the float64 scratch stays at a few MiB.
 _BLOCK = 4096

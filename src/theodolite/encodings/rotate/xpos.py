@@ -15,12 +15,12 @@ from theodolite.encodings.rotate.exact import host_positions, require_settled, r
 from theodolite.encodings.rotate.lengths import Lengths
 from theodolite.encodings.rotate.operands import layout_of
 from theodolite.encodings.rotate.tables import Tables, pair_tables
-from theodolite.encodings.rotate.tracing import can_look, is_traced
 from theodolite.kernels import rotate
 from theodolite.kernels.api import require_apart
 from theodolite.plan import Rotary
 from theodolite.plan.errors import is_number
-from theodolite.positions.checks import require_positions
+from theodolite.positions.checks import can_read_at_once, require_positions
+from theodolite.positions.traced import is_traced
 
 
 class QueryKeyTables(NamedTuple):
@@ -128,7 +128,7 @@ class XPos(Rotate):
             if x is None:
                 continue
             self._check_fit(name, x, tables.q if name == "q" else tables.k, heads_first)
-            if can_look(tables.furthest):
+            if can_read_at_once(tables.furthest):
                 self._check_reach(name, x.dtype, float(tables.furthest))
         if inplace and q is not None and k is not None:
             require_apart(q, k)
