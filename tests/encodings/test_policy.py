@@ -66,10 +66,14 @@ class TestImages:
         for policy in (
             Policy(rotate=alone.rotate, bias=ALiBi(4, symmetric=True), mask=bidirectional),
             Policy(rotate=alone.rotate, scale=LogN(8), mask=bidirectional),
-            Policy(rotate=alone.rotate),
         ):
             with pytest.raises(ValueError, match=r"positions: got shape \(2, 9\), where AxialRotary has axes"):
                 attend_plainly(policy, q, k, v, grid)
+        for at in (grid, grid[:, None]):
+            with pytest.raises(
+                ValueError, match=r"positions: got several axes, .* give order=.* or a mask with causal=False"
+            ):
+                attend_plainly(Policy(rotate=alone.rotate), q, k, v, at)
 
 
 class TestEachPlace:
@@ -170,12 +174,15 @@ class TestEachPlace:
     def test_several_axes_have_no_order(self):
         q, k, v = qkv()
         axes = Q.expand(3, 2, -1), K.expand(3, 2, -1)
-        with pytest.raises(ValueError, match=r"q_positions: got shape \(3, 2, 7\); it must be \(S,\) or \(B, S\)"):
-            attend_plainly(Policy(), q, k, v, *axes)
-        # What is given is then all that is seen, whatever the mask says of order.
-        causal = K[None] <= Q[:, None]
-        out = attend_plainly(Policy(), q, k, v, *axes, visible=causal[None])
+        everything = torch.ones(1, 1, 17, dtype=torch.bool)
+        for ask in (attend_plainly, lambda policy, q, k, v, *at, **more: policy.mask_mod(*at, **more)):
+            with pytest.raises(ValueError, match=r"positions: got several axes, of shape \(3, 2, 7\), .* give order="):
+                ask(Policy(), q, k, v, *axes, visible=everything)
+        # The order that is given is the mask's, and what is visible besides is no order.
+        out = attend_plainly(Policy(), q, k, v, *axes, order=(Q, K), visible=everything)
         assert torch.equal(out, attend_plainly(Policy(), q, k, v, Q, K))
+        mod = Policy().mask_mod(*axes, order=(Q, K), visible=everything)
+        assert [bool(mod(*(torch.tensor(x) for x in (1, 0, 3, j)))) for j in (13, 14)] == [True, False]
 
 
 class TestMasks:
@@ -400,6 +407,12 @@ class TestTogether:
         # Added to the score one after the other, and together in the tensor: one rounding apart.
         assert abs(mod(torch.tensor(0.5), *at) - 0.5 - dense[0, 3, 2, 5]) <= 2**-22
         assert BiasSum([ALiBi(4), CoPE(4, 16, max_positions=8)]).score_mod(Q, K, q=qkv()[0], k=qkv()[1]) is None
+
+    def test_no_function_is_not_no_bias(self):
+        q, k, _ = qkv()
+        assert Policy().score_mod(Q, K) is None
+        with pytest.raises(ValueError, match="score_mod: CoPE cannot be said pair by pair; take `attn_mask`"):
+            Policy(bias=CoPE(4, 16, max_positions=8)).score_mod(Q, K, q=q, k=k)
 
     def test_scales_are_multiplied(self):
         both = ScaleProduct([LogN(8), ConstantScale(3.0)])

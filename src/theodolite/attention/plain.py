@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from theodolite.encodings.policy import Policy
+from theodolite.encodings.policy import Order, Policy
 from theodolite.encodings.rotate.axial import PatchRotate
 from theodolite.encodings.rotate.lengths import Lengths
 from theodolite.encodings.shared import SharedTables
@@ -24,6 +24,7 @@ def attend_plainly(
     *,
     x: Tensor | None = None,
     visible: Tensor | None = None,
+    order: Order | None = None,
     lengths: Lengths | None = None,
     sinks: Tensor | None = None,
     q_state: Tensor | None = None,
@@ -34,11 +35,13 @@ def attend_plainly(
     It holds the scores of all pairs, in float32 (float64 for float64 input).
 
     Args:
-        q_positions: (Sq,) or (B, Sq), or (axes, B, Sq): then `visible` says all that a query sees.
+        q_positions: (Sq,) or (B, Sq), or (axes, B, Sq).
         k_positions: the same of the keys; those of the queries by default.
         x: the layer's input (B, Sq, E), where the bias reads it.
         visible: (B, Sq, Sk) or (B, H, Sq, Sk) booleans besides the policy's mask, 1 where it holds for all: padding
             (`visible_keys`), documents (`visible_in_documents`). A query that sees no key gives zeros.
+        order: what the mask goes by where it is not the positions, (S,) or (B, S), or one for queries and one for keys;
+            needed where positions have several axes, unless the mask lets all be seen.
         lengths: the tokens of each row's whole sequence, for frequencies that depend on it.
         sinks: (H,) logits in the softmax's denominator, where the policy's mask has `sinks`.
         q_state, k_state: the bias's own numbers at queries and keys; made of x where that covers all keys.
@@ -48,7 +51,7 @@ def attend_plainly(
     """
     k_positions = q_positions if k_positions is None else k_positions
     _check(policy, q, k, v, q_positions, k_positions, sinks, visible)
-    seen = policy.visible(q_positions, k_positions, visible=visible)
+    seen = policy.visible(q_positions, k_positions, visible=visible, order=order)
     bias = policy.dense_bias(q_positions, k_positions, q=q, k=k, x=x, q_state=q_state, k_state=k_state, visible=seen)
     q_tables, k_tables = (SharedTables(at, lengths=lengths, device=q.device) for at in (q_positions, k_positions))
     scale = q.shape[-1] ** -0.5 if policy.score_scale is None else policy.score_scale

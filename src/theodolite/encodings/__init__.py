@@ -1,7 +1,7 @@
 """Position encodings as torch modules, built from a plan or by hand: one folder for each place where they act."""
 
 from theodolite.encodings.bias.alibi import ALiBi, alibi_slopes
-from theodolite.encodings.bias.base import Bias, PairwiseBias
+from theodolite.encodings.bias.base import Bias, Content, PairwiseBias, ScoreMod
 from theodolite.encodings.bias.combined import BiasByHead, BiasSum
 from theodolite.encodings.bias.cope import CoPE
 from theodolite.encodings.bias.deberta import DisentangledBias, RelativeEmbeddings, log_bucket
@@ -47,6 +47,7 @@ __all__ = [
     "Bilevel",
     "CoPE",
     "ConstantScale",
+    "Content",
     "DisentangledBias",
     "Embed",
     "Fire",
@@ -73,6 +74,7 @@ __all__ = [
     "Scale",
     "ScaleByHead",
     "ScaleProduct",
+    "ScoreMod",
     "SharedTables",
     "ShawBias",
     "Sinusoidal",

@@ -22,6 +22,8 @@ from theodolite.positions.visible import require_visible, seen, visible_by_posit
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's `mask_mod(batch, head, query_index, key_index)`."""
+Order = Tensor | tuple[Tensor, Tensor]
+"""The order of tokens, of queries and keys alike or one for each."""
 
 
 class Policy(nn.Module):
@@ -150,49 +152,71 @@ class Policy(nn.Module):
         return self.bias.dense(self._one_axis(q_positions), self._one_axis(k_positions), **content)
 
     def score_mod(self, q_positions: Tensor, k_positions: Tensor, **content: Any) -> ScoreMod | None:
-        """The bias for FlexAttention; None where there is no bias, or none that can be said so.
+        """The bias for FlexAttention; None where there is no bias.
 
-        The arguments are those of `dense_bias`. What a query sees is `mask_mod`'s.
+        The arguments are those of `dense_bias`. What a query sees is for `mask_mod` to say.
+
+        Raises:
+            ValueError: a bias that is no function of one pair (CoPE, Transformer-XL).
         """
         if self.bias is None:
             return None
         content = self._with_state(k_positions, content)
-        return self.bias.score_mod(self._one_axis(q_positions), self._one_axis(k_positions), **content)
+        mod = self.bias.score_mod(self._one_axis(q_positions), self._one_axis(k_positions), **content)
+        if mod is None:
+            raise ValueError(
+                f"score_mod: {type(self.bias).__name__} cannot be said pair by pair; take `attn_mask`, and "
+                "scaled_dot_product_attention"
+            )
+        return mod
 
-    def visible(self, q_positions: Tensor, k_positions: Tensor, *, visible: Tensor | None = None) -> Tensor | None:
+    def visible(
+        self,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        *,
+        visible: Tensor | None = None,
+        order: Order | None = None,
+    ) -> Tensor | None:
         """Which keys a query sees: (1 or B, 1 or H, Sq, Sk) booleans, or None for all.
 
         Args:
-            visible: (B, Sq, Sk) or (B, H, Sq, Sk) booleans besides the policy's mask, 1 where it holds for all. With
-                positions of several axes, whose order says nothing, these are all that a query sees.
+            visible: (B, Sq, Sk) or (B, H, Sq, Sk) booleans besides the policy's mask, 1 where it holds for all.
+            order: what the mask goes by, (S,) or (B, S), or one for queries and one for keys, where it is not the
+                positions: needed where these have several axes, for the tokens of a picture share a time.
         """
+        own = visible_by_position(self.mask, *self._order(q_positions, k_positions, order))
         if visible is not None:
             visible = require_visible(visible, q_positions.shape[-1], k_positions.shape[-1])
-            if q_positions.dim() == 3 or k_positions.dim() == 3:
-                return visible
-        if isinstance(self.rotate, PatchRotate) and (self.mask.causal or self.mask.reach is not None):
-            self._one_axis(q_positions)
-        own = visible_by_position(self.mask, q_positions, k_positions)
         if own is None or visible is None:
             return visible if own is None else own.unsqueeze(1)
         return own.unsqueeze(1) & visible
 
-    def mask_mod(self, q_positions: Tensor, k_positions: Tensor, *, visible: Tensor | None = None) -> MaskMod:
-        """The same for FlexAttention's `create_block_mask`: a function that holds no tensor of all pairs of its own."""
-        several = q_positions.dim() == 3 or k_positions.dim() == 3
-        pairs = self.visible(q_positions, k_positions, visible=visible) if several or visible is not None else None
-        if pairs is not None:
-            pairs = pairs.expand(-1, -1, q_positions.shape[-1], k_positions.shape[-1])
-        q_at, k_at = (torch.atleast_2d(self._one_axis(positions)) for positions in (q_positions, k_positions))
+    def mask_mod(
+        self,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        *,
+        visible: Tensor | None = None,
+        order: Order | None = None,
+    ) -> MaskMod:
+        """`visible` for FlexAttention's `create_block_mask`: a function that holds no tensor of all pairs of its own.
+
+        Where rows differ, by positions or by `visible`, give `create_block_mask` the number of rows, not None.
+        """
+        q_at, k_at = (torch.atleast_2d(at) for at in self._order(q_positions, k_positions, order))
+        pairs = None
+        if visible is not None:
+            queries, keys = q_positions.shape[-1], k_positions.shape[-1]
+            pairs = require_visible(visible, queries, keys).expand(-1, -1, queries, keys)
 
         def mask_mod(batch: Tensor, head: Tensor, q_index: Tensor, k_index: Tensor) -> Tensor:
-            if pairs is not None:
-                row, column = (
-                    index if size > 1 else 0 for index, size in zip((batch, head), pairs.shape, strict=False)
-                )
-                return pairs[row, column, q_index, k_index]
             q, k = (at[batch if len(at) > 1 else 0, index] for at, index in ((q_at, q_index), (k_at, k_index)))
-            return seen(self.mask, q, k)
+            result = seen(self.mask, q, k)
+            if pairs is None:
+                return result
+            row, column = batch if len(pairs) > 1 else 0, head if pairs.shape[1] > 1 else 0
+            return result & pairs[row, column, q_index, k_index]
 
         return mask_mod
 
@@ -202,13 +226,14 @@ class Policy(nn.Module):
         k_positions: Tensor,
         *,
         visible: Tensor | None = None,
+        order: Order | None = None,
         dtype: torch.dtype = torch.float32,
         **content: Any,
     ) -> Tensor | None:
         """Bias and mask in one, for `scaled_dot_product_attention(..., attn_mask=, scale=policy.score_scale)`.
 
         Args:
-            visible: as in `visible`.
+            visible, order: as in `visible`.
             dtype: that of the queries, where there is a bias.
             content: what the bias reads, as in `dense_bias`.
 
@@ -216,7 +241,7 @@ class Policy(nn.Module):
             (1 or B, 1 or H, Sq, Sk): booleans without a bias, else the bias in `dtype` with -inf where nothing is seen;
             None where everything is seen and there is no bias.
         """
-        pairs = self.visible(q_positions, k_positions, visible=visible)
+        pairs = self.visible(q_positions, k_positions, visible=visible, order=order)
         bias = self.dense_bias(q_positions, k_positions, visible=pairs, **content)
         if bias is None or pairs is None:
             return pairs if bias is None else bias.to(dtype)
@@ -261,12 +286,28 @@ class Policy(nn.Module):
             kinds.append(f"chunk {self.mask.chunk}")
         return f"Policy({' + '.join(parts) or 'NoPE'}, {', '.join(kinds)})"
 
+    def _order(self, q_positions: Tensor, k_positions: Tensor, order: Order | None) -> tuple[Tensor, Tensor]:
+        """What the mask goes by."""
+        if order is not None:
+            return order if isinstance(order, tuple) else (order, order)
+        several = q_positions.dim() == 3 or k_positions.dim() == 3 or isinstance(self.rotate, PatchRotate)
+        if several and (self.mask.causal or self.mask.reach is not None):
+            raise ValueError(
+                f"positions: got several axes, of shape {tuple(q_positions.shape)}, with {self.mask}, which goes by "
+                "order; give order=, the tokens' numbers (S,) or (B, S), or a mask with causal=False"
+            )
+        return self._one_axis(q_positions), self._one_axis(k_positions)
+
     def _one_axis(self, positions: Tensor) -> Tensor:
         """What biases, scales and masks follow: the first axis (time) of positions that have several."""
-        if positions.dim() == 2 and isinstance(self.rotate, PatchRotate):
+        if (
+            positions.dim() == 2
+            and isinstance(self.rotate, PatchRotate)
+            and not (self.bias is None and self.scale is None)
+        ):
             raise ValueError(
                 f"positions: got shape {tuple(positions.shape)}, where {type(self.rotate).__name__} has axes and the "
-                "bias, scale or mask beside it has rows; give (axes, B, S)"
+                "bias or scale beside it has rows; give (axes, B, S)"
             )
         return positions[0] if positions.dim() == 3 else positions
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from theodolite.encodings.bias import blocks
-from theodolite.encodings.bias.base import PairwiseBias
+from theodolite.encodings.bias.base import Bias, PairwiseBias
 
 
 class Curve(PairwiseBias):
@@ -106,6 +106,19 @@ class TestFunctionsOfLess:
         with torch.inference_mode():
             at = torch.arange(40, 47)
         Curve(2).dense(at, at).sum().backward()
+
+
+class TestShapeOfOnesOwn:
+    """A bias of a user's own is checked as ours are."""
+
+    @pytest.mark.parametrize("shape", [(7, 9), (1, 4, 9, 7), (1, 2, 7, 9)])
+    def test_wrong_shapes_are_named(self, shape):
+        class Own(Bias):
+            def _dense(self, q_positions, k_positions, content, heads):
+                return torch.zeros(shape)
+
+        with pytest.raises(ValueError, match=r"_dense: Own gave shape .*; it must be \(B, \*\(4, 7, 9\)\)"):
+            Own(4).dense(Q, K)
 
 
 class TestHeadsOfARank:

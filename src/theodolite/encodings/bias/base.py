@@ -88,7 +88,12 @@ class Bias(nn.Module):
             parameters are.
         """
         content = self._check(q_positions, k_positions, Content(q, k, x, q_state, k_state, visible))
-        return self._dense(_rows(q_positions), _rows(k_positions), content, self._heads(heads))
+        heads = self._heads(heads)
+        dense = self._dense(_rows(q_positions), _rows(k_positions), content, heads)
+        shape = heads.stop - heads.start, q_positions.shape[-1], k_positions.shape[-1]
+        if dense.dim() != 4 or dense.shape[1] != shape[0] or dense.shape[2] != shape[1] or dense.shape[3] != shape[2]:
+            raise ValueError(f"_dense: {type(self).__name__} gave shape {tuple(dense.shape)}; it must be (B, *{shape})")
+        return dense
 
     def score_mod(
         self,
