@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -151,6 +151,31 @@ class TestThatTheComparisonSees:
         ):
             mine = attend_plainly(build(other, num_heads=4), seen.q, seen.k, seen.v, torch.arange(TOKENS))
             assert float((mine - seen.out).abs().max()) > 1e-3 * float(seen.v.abs().max())
+
+
+class TestGemma4:
+    """Proportional rotation on full layers, another head width there, norms before it, and a score scale of 1."""
+
+    def test_attention_output(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        config = transformers.Gemma4TextConfig(
+            vocab_size=97, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, num_global_key_value_heads=2, head_dim=16, global_head_dim=32, sliding_window=5,
+            layer_types=["sliding_attention", "full_attention"], hidden_size_per_layer_input=0, pad_token_id=0,
+            attn_implementation="eager",
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config).double().eval()
+        spy = Spy(model, monkeypatch, attention_class(model))
+        with torch.inference_mode():
+            model(input_ids=tokens(TOKENS, batch=2), use_cache=False)
+        for layer, seen in zip(own_plan(model).layers, spy.layers, strict=True):
+            mine = attend_plainly(build(layer, num_heads=4), seen.q, seen.k, seen.v, torch.arange(TOKENS))
+            allowed = 20 * TOKENS * 2.0**-24 * float(seen.q.norm(dim=-1).max() * seen.k.norm(dim=-1).max())
+            assert float((mine - seen.out).abs().max()) <= allowed * float(seen.v.abs().max())
+        # All pairs of the full layer turning is another model, and seen as one.
+        whole = replace(layer, rotate=replace(layer.rotate, live_pairs=None))
+        other = attend_plainly(build(whole, num_heads=4), seen.q, seen.k, seen.v, torch.arange(TOKENS))
+        assert float((other - seen.out).abs().max()) > 10 * allowed * float(seen.v.abs().max())
 
 
 VISION_LANGUAGE = {
