@@ -17,6 +17,8 @@ from theodolite.positions.checks import require_count, require_integers
 __all__ = ["DisentangledBias", "RelativeEmbeddings", "log_bucket"]
 
 _TERMS = ("c2p", "p2c")
+# Distances whose rows are listed, 1 MiB of them at most; of more, each is worked out.
+_LISTED = 2**16
 
 
 class RelativeEmbeddings(nn.Module):
@@ -113,6 +115,8 @@ class DisentangledBias(ContentBias):
         if position_buckets is not None:
             require_buckets(position_buckets, max_relative_positions)
             self._ends = bucket_borders(position_buckets, max_relative_positions)
+        # From here on all distances are in the last bucket; the last of the borders is above any.
+        self._farthest = self._ends[-2] + 1 if self._ends else 0
         self.max_relative_positions, self.position_buckets = max_relative_positions, position_buckets
         self.span = max_relative_positions if position_buckets is None else position_buckets
         self.pos_att_type = tuple(pos_att_type)
@@ -184,8 +188,13 @@ class DisentangledBias(ContentBias):
         return self._vectors(q_positions, k_positions, content, heads, *self.parameters())
 
     def _row(self, q_position: Tensor, k_position: Tensor, *ends: Tensor) -> Tensor:
-        """The row of the table; `ends` as `_ends_on` gives them."""
+        """The row of the table of vectors; `ends` as `_ends_on` gives them."""
         distance = q_position - k_position
+        if self._farthest <= _LISTED and ends:
+            return ends[0][distance.clamp(-self._farthest, self._farthest) + self._farthest]
+        return self._row_of(distance, *ends)
+
+    def _row_of(self, distance: Tensor, *ends: Tensor) -> Tensor:
         if self.position_buckets is not None:
             longest = self.max_relative_positions
             distance = bucket_of(
@@ -197,8 +206,13 @@ class DisentangledBias(ContentBias):
         return self._row(q_position, k_position, *ends)
 
     def _ends_on(self, device: torch.device) -> tuple[Tensor, ...]:
-        """Where the buckets end; nothing without buckets."""
-        return (torch.tensor(self._ends, device=device),) if self._ends else ()
+        """The row of each distance up to the farthest that differs; of many, where the buckets end; else nothing."""
+        if not self._ends:
+            return ()
+        ends = torch.tensor(self._ends, device=device)
+        if self._farthest > _LISTED:
+            return (ends,)
+        return (self._row_of(torch.arange(-self._farthest, self._farthest + 1, device=device), ends),)
 
     def _tables(self, at: Vectors, heads: slice) -> tuple[Tensor | None, Tensor | None]:
         """Kr and Qr of these heads, (H, 2 span, D), times the scale."""
