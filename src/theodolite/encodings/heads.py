@@ -13,7 +13,7 @@ def require_heads(name: str, number: int) -> None:
         raise ValueError(f"{name}: got {number!r}; it must be a whole number of at least 1")
 
 
-def heads_of_rank(heads: slice | None, num_heads: int) -> slice:
+def heads_of_rank(heads: slice | None, num_heads: int, *, kind: str = "heads") -> slice:
     """A slice with both ends given: all heads by default.
 
     Raises:
@@ -25,4 +25,4 @@ def heads_of_rank(heads: slice | None, num_heads: int) -> slice:
         start, stop = heads.start or 0, num_heads if heads.stop is None else heads.stop
         if 0 <= start < stop <= num_heads and heads.step in (None, 1):
             return slice(start, stop)
-    raise ValueError(f"heads: got {heads}; it must lie within the {num_heads} heads, step 1")
+    raise ValueError(f"heads: got {heads}; it must lie within the {num_heads} {kind}, step 1")

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from theodolite.encodings.bias.base import Content, PairwiseBias, ScoreMod
-from theodolite.encodings.bias.blocks import in_blocks
+from theodolite.encodings.bias.base import PairwiseBias
+from theodolite.encodings.heads import require_heads
 
 _RULES = ("published", "geometric")
 
@@ -32,8 +32,7 @@ def alibi_slopes(num_heads: int, *, rule: str = "published", bias_max: float = 8
     Raises:
         ValueError: another rule, no head, or a `bias_max` that is not a positive number.
     """
-    if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
-        raise ValueError(f"num_heads: got {num_heads!r}; it must be a whole number of at least 1")
+    require_heads("num_heads", num_heads)
     if rule not in _RULES:
         raise ValueError(f"rule: got {rule!r}; it must be one of {', '.join(_RULES)}")
     if not (math.isfinite(bias_max) and bias_max > 0):
@@ -100,22 +99,8 @@ class ALiBi(PairwiseBias):
             distance = distance.abs()
         return -slopes[head] * distance.to(slopes.dtype)
 
-    # The two forms of the base, with the slopes put where the positions are.
-    def _dense(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> Tensor:
-        head = torch.arange(heads.start, heads.stop, device=q_positions.device)[None, :, None, None]
-        q, k = q_positions[:, None, :, None], k_positions[:, None, None, :]
-        return in_blocks(self._value, q, k, head, (self.slopes().to(q_positions.device),))
-
-    def _score_mod(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> ScoreMod:
-        slopes, first = self.slopes().to(q_positions.device), heads.start
-        rows = q_positions.shape[0] > 1, k_positions.shape[0] > 1
-
-        def score_mod(score: Tensor, batch: Tensor, head: Tensor, q_index: Tensor, k_index: Tensor) -> Tensor:
-            q = q_positions[batch if rows[0] else 0, q_index]
-            k = k_positions[batch if rows[1] else 0, k_index]
-            return score + self._value(q, k, head + first, slopes)
-
-        return score_mod
+    def _parameters_of_pairs(self) -> tuple[Tensor, ...]:
+        return (self.slopes(),)
 
     def extra_repr(self) -> str:
         return f"{self.num_heads}, slopes {self._slopes[0]:.4g} to {self._slopes[-1]:.4g}, symmetric={self.symmetric}"

@@ -180,14 +180,18 @@ class PairwiseBias(Bias):
     def _parameters_of_pairs(self) -> tuple[Tensor, ...]:
         return ()
 
+    def _parameters_on(self, device: torch.device) -> tuple[Tensor, ...]:
+        """The same where the positions are: constants are made on the CPU."""
+        return tuple(parameter.to(device) for parameter in self._parameters_of_pairs())
+
     def _dense(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> Tensor:
         # (1, H, 1, 1) against (B, 1, Sq, 1) and (B, 1, 1, Sk).
         head = torch.arange(heads.start, heads.stop, device=q_positions.device)[None, :, None, None]
         q, k = q_positions[:, None, :, None], k_positions[:, None, None, :]
-        return in_blocks(self._value, q, k, head, self._parameters_of_pairs())
+        return in_blocks(self._value, q, k, head, self._parameters_on(q_positions.device))
 
     def _score_mod(self, q_positions: Tensor, k_positions: Tensor, content: Content, heads: slice) -> ScoreMod:
-        parameters, first = self._parameters_of_pairs(), heads.start
+        parameters, first = self._parameters_on(q_positions.device), heads.start
         rows = q_positions.shape[0] > 1, k_positions.shape[0] > 1
 
         def score_mod(score: Tensor, batch: Tensor, head: Tensor, q_index: Tensor, k_index: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from theodolite.encodings.heads import heads_of_rank
 from theodolite.encodings.rotate.base import K, Q, Rotate
 from theodolite.encodings.rotate.exact import axes_of
 from theodolite.encodings.rotate.lengths import Lengths, for_each_row, row_lengths
@@ -149,17 +150,8 @@ class PerHeadRotary(HeadwiseRotate):
 
 
 def head_range(heads: slice | None, number: int) -> slice:
-    """`heads` with both ends given.
-
-    Raises:
-        ValueError: it does not lie within `number` heads, or has a step.
-    """
-    if heads is None:
-        return slice(0, number)
-    start, stop = heads.start or 0, number if heads.stop is None else heads.stop
-    if not 0 <= start < stop <= number or heads.step not in (None, 1):
-        raise ValueError(f"heads: got {heads}; it must lie within the {number} key-value heads, step 1")
-    return slice(start, stop)
+    """`heads` of `number` key-value heads, with both ends given."""
+    return heads_of_rank(heads, number, kind="key-value heads")
 
 
 def _check_alike(rotaries: tuple[Rotary, ...]) -> None:
