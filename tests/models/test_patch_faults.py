@@ -92,7 +92,9 @@ class TestCasts:
     def test_autocast_has_no_say(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen = []
         turn = rotation.LayerRotation.turn
-        monkeypatch.setattr(rotation.LayerRotation, "turn", lambda s, x, **k: seen.append(s.tables) or turn(s, x, **k))
+        monkeypatch.setattr(
+            rotation.LayerRotation, "turn", lambda s, *a, **k: seen.append(s.tables) or turn(s, *a, **k)
+        )
         model, ids = tiny("llama"), tokens(300)
         with patched(model, own_plan(model)):
             logits(model, ids)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import theodolite
-from theodolite.cli import survey
+from theodolite.cli import info, survey
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"theodolite {theodolite.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     survey.add_parser(verbs)
+    info.add_parser(verbs)
     options = parser.parse_args(arguments)
     try:
         return int(options.run(options))

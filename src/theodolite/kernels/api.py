@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from theodolite.kernels.eager import rotate_into, rotate_traced
+from theodolite.kernels.autograd import turn
+from theodolite.kernels.memory import require_aligned
+from theodolite.kernels.operands import ROW_DTYPES, canonical_tables, check, check_pair, layout_of
+from theodolite.kernels.outputs import check_memory, check_outputs
+from theodolite.kernels.recipes import attempt, remember
+from theodolite.kernels.recording import has_memory, is_plain, is_transformed, is_watched
+from theodolite.kernels.watched import run_watched
 
 Q = TypeVar("Q", Tensor, None)
 K = TypeVar("K", Tensor, None)
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def rotate(
@@ -22,231 +25,99 @@ def rotate(
     cos: Tensor,
     sin: Tensor,
     *,
+    positions: Tensor | None = None,
     interleaved: bool = False,
     rotary_dim: int | None = None,
     trailing: bool = False,
     heads_first: bool = True,
     conjugate: bool = False,
     inplace: bool = False,
+    out_q: Tensor | None = None,
+    out_k: Tensor | None = None,
+    stored_tables: bool = False,
 ) -> tuple[Q, K]:
     """Turn queries and keys by the angles of a table: `(x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)` per pair.
 
-    Shapes (B batch, H heads, S tokens, D channels of a head, R = rotary_dim):
-        q, k: (B, H, S, D), or (B, S, H, D) with `heads_first=False`; their H may differ; either may be None.
-        cos, sin: (S, R/2) or (B, S, R/2), float32 or float64; one row per token of the call. Where heads turn by
-            frequencies of their own, (B, Ht, S, R/2) or (1, Ht, S, R/2) in either layout of q and k; H of q and of k
-            must be multiples of Ht, and heads that stand together share a table, as grouped queries share a key.
+    Shapes (B batch, H heads, S tokens, D channels of a head, R = rotary_dim, L rows of a table):
+        q, k: (B, H, S, D), or (B, S, H, D) with `heads_first=False`; packed sequences (H, T, D) or (T, H, D). Their H
+            may differ; either may be None. Any strides, without a copy where the channels of a head stand together.
+        cos, sin: (S, R/2) or (B, S, R/2), one row per token of the call. Where heads turn by frequencies of their own,
+            (B, Ht, S, R/2) or (1, Ht, S, R/2) in either layout of q and k; H of q and of k must be multiples of Ht,
+            and heads that stand together share a table, as grouped queries share a key. R columns instead of R/2 give
+            each channel its own entry, in the order of the channels: `x1 cos1 - x2 sin1, x2 cos2 + x1 sin2`.
+        positions: (S,) or (B, S), integers: cos and sin have L rows, and these say which row is whose. No table of
+            the rows that were picked is made.
 
     Args:
         interleaved: pairs are channels (2i, 2i+1); otherwise (i, i + R/2).
         rotary_dim: channels that turn, the last ones if `trailing`; all by default. The others pass bit for bit.
         conjugate: turn the other way: with tables of amplitude 1, the inverse.
         inplace: write into q and k themselves and return them.
+        out_q, out_k: write there and return these, a slot of a key cache for example: tensors like q and k, of any
+            strides, that share no memory with what is read. No gradient passes through them.
+        stored_tables: take tables of float16, bfloat16 or int8 (entries times 127), which are coarser than the
+            rotation. Otherwise they are float32 or float64: a table that was cast is refused.
 
     Returns:
-        q and k in their own dtypes, computed in float32 (float64 for float64 input) and rounded once.
-        Gradients flow to q and k, to any order, and to tables that ask for one (learned frequencies).
+        q and k in their own dtypes, computed in float32 (float64 for float64 input) and rounded once; the same bits
+        from every implementation on the CPU. Gradients flow to q and k, to any order, and to tables that ask for one
+        (learned frequencies).
 
     Raises:
-        ValueError: a shape or dtype does not fit, or `inplace` with tables that ask for a gradient; the message names
-            the argument.
+        ValueError: a shape or dtype does not fit, memory is shared, a position has no row, or `inplace` with tables
+            that ask for a gradient; the message names the argument. Nothing is written then, but for positions on a
+            GPU, where the device itself stops, as for any index of torch.
         RuntimeError: `inplace` on a leaf that requires a gradient, or on a tensor that overlaps itself.
     """
-    # Both are checked before either is written.
+    options = interleaved, rotary_dim, trailing, heads_first, conjugate, inplace, stored_tables
+    key, done = attempt(q, k, cos, sin, positions, out_q, out_k, options)
+    if done is not None:
+        return cast(tuple[Q, K], done)
+    given: dict[str, Tensor] = {}
     for name, x in (("q", q), ("k", k)):
         if x is not None:
-            _check(name, x, cos, sin, rotary_dim, heads_first, inplace)
-    if inplace and q is not None and k is not None:
-        require_apart(q, k)
-    options = (cos, sin, interleaved, rotary_dim, trailing, heads_first, conjugate, inplace)
-    return None if q is None else _turn(q, *options), None if k is None else _turn(k, *options)
-
-
-def _turn(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool,
-    rotary_dim: int | None,
-    trailing: bool,
-    heads_first: bool,
-    conjugate: bool,
-    inplace: bool,
-) -> Tensor:
-    rotary_dim = x.shape[-1] if rotary_dim is None else rotary_dim
-    # Tables follow the arithmetic, never the input: float32 for half precision.
-    table_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    channels = slice(x.shape[-1] - rotary_dim, None) if trailing else slice(0, rotary_dim)
-    learned = (cos.requires_grad or sin.requires_grad) and torch.is_grad_enabled()
-    traced = torch.compiler.is_compiling() or learned
-    token_dim = -2 if heads_first else -3
-    head_dim = -3 if heads_first else -2
-    if cos.dim() == 4:
-        # (B, Ht, S, R/2) against (B, Ht, H/Ht, S, D): a view, so the table is not repeated for each head.
-        whole, x = x, x.unflatten(head_dim, (cos.shape[1], -1))
-        if not heads_first:
-            cos, sin, token_dim = cos.transpose(1, 2), sin.transpose(1, 2), -4
-    cos, sin = (table.unsqueeze(head_dim).to(x.device, table_dtype) for table in (cos, sin))
-    if traced:
-        turned = _turn_traced(x, cos, sin, interleaved, channels, conjugate, inplace)
-    else:
-        # The autograd node costs as much as a small rotation, so decoding goes without.
-        run = _rotation if x.requires_grad and torch.is_grad_enabled() else _turn_eager
-        turned = run(x, cos, sin, interleaved, channels, conjugate, inplace, token_dim)
-    if cos.dim() != 5:
-        return turned
-    return whole if inplace else turned.flatten(head_dim - 1, head_dim)
-
-
-def _turn_eager(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool,
-    channels: slice,
-    conjugate: bool,
-    inplace: bool,
-    token_dim: int,
-) -> Tensor:
-    out = x if inplace else torch.empty_like(x)
-    turned, turning = out, x
-    if cos.shape[-1] * 2 < x.shape[-1]:
-        turned, turning = out[..., channels], x[..., channels]
-        if not inplace:
-            kept = _others(channels)
-            out[..., kept].copy_(x[..., kept])
-    rotate_into(turned, turning, cos, sin, interleaved=interleaved, conjugate=conjugate, token_dim=token_dim)
-    return out
-
-
-def _turn_traced(
-    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, channels: slice, conjugate: bool, inplace: bool
-) -> Tensor:
-    turned = rotate_traced(x[..., channels], cos, sin, interleaved=interleaved, conjugate=conjugate)
-    if inplace:
-        x[..., channels].copy_(turned)
-        return x
-    if turned.shape[-1] == x.shape[-1]:
-        return turned
-    kept = x[..., _others(channels)]
-    return torch.cat((kept, turned) if channels.start else (turned, kept), dim=-1)
-
-
-def _others(channels: slice) -> slice:
-    return slice(0, channels.start) if channels.start else slice(channels.stop, None)
-
-
-def _check(
-    name: str, x: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int | None, heads_first: bool, inplace: bool
-) -> None:
-    if x.dim() != 4:
-        raise ValueError(
-            f"{name}: got shape {tuple(x.shape)}; it must have four dimensions, (B, H, S, D) or (B, S, H, D)"
+            given[name] = x
+    for name, x in given.items():
+        check(
+            name,
+            x,
+            cos,
+            sin,
+            positions,
+            rotary_dim=rotary_dim,
+            heads_first=heads_first,
+            stored_tables=stored_tables,
         )
-    if x.dtype not in _DTYPES:
-        raise ValueError(f"{name}: got {x.dtype}; it must be float16, bfloat16, float32 or float64")
-    rotary_dim = x.shape[-1] if rotary_dim is None else rotary_dim
-    if not 0 < rotary_dim <= x.shape[-1] or rotary_dim % 2:
-        raise ValueError(
-            f"rotary_dim: got {rotary_dim}; it must be even, above 0 and at most the {x.shape[-1]} channels of {name}"
-        )
-    batch, tokens = x.shape[0], x.shape[2 if heads_first else 1]
-    heads = x.shape[1 if heads_first else 2]
-    for table_name, table in (("cos", cos), ("sin", sin)):
-        if not _fits(table, batch, heads, tokens, rotary_dim // 2):
-            layout, row = "(B, H, S, D)" if heads_first else "(B, S, H, D)", (tokens, rotary_dim // 2)
-            raise ValueError(
-                f"{table_name}: got shape {tuple(table.shape)}; for {name} of shape {tuple(x.shape)} read as {layout} "
-                f"and rotary_dim {rotary_dim} it must be {row} or {(batch, *row)}, or ({batch}, Ht, {tokens}, "
-                f"{rotary_dim // 2}) where Ht divides {heads}"
-            )
-        if table.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"{table_name}: got {table.dtype}; tables are float32 or float64, whatever the dtype of {name}"
-            )
-        if inplace and table.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"{table_name}: it requires a gradient, which needs {name} as it was; use inplace=False")
-    if cos.shape != sin.shape:
-        raise ValueError(f"sin: got shape {tuple(sin.shape)}; it must be that of cos, {tuple(cos.shape)}")
-    if inplace and any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
-        raise RuntimeError(f"{name}: it overlaps itself (an expanded tensor) and cannot be turned in place")
-    if inplace and x.requires_grad and x.is_leaf and torch.is_grad_enabled():
-        raise RuntimeError(f"{name}: a leaf that requires a gradient cannot be turned in place; use inplace=False")
+    if q is not None and k is not None:
+        check_pair(q, k, rotary_dim)
+    outs = _outputs(q, k, out_q, out_k, inplace)
+    outputs = {name: out for name, out in zip("qk", outs, strict=True) if out is not None}
+    check_outputs(given, outputs, {"cos": cos, "sin": sin})
+    if not given:
+        return q, k
+    first = next(iter(given.values()))
+    layout = layout_of(first, interleaved, rotary_dim, trailing, conjugate)
+    tables = canonical_tables(cos, sin, positions, first.device)
+    learned = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
+    all_given = q, k, cos, sin, positions, out_q, out_k
+    if not first.is_meta and not is_transformed() and has_memory(*all_given):
+        require_aligned(q=q, k=k, cos=cos, sin=sin, positions=positions, out_q=out_q, out_k=out_k)
+        if outputs:
+            check_memory(given, outputs, {"cos": cos, "sin": sin, "positions": positions}, heads_first)
+    if learned or is_watched() or not is_plain(*all_given):
+        return cast(tuple[Q, K], tuple(run_watched((q, k), outs, tables, layout, heads_first)))
+    turned = turn((q, k), outs, tables, layout, heads_first)
+    if key is not None and (positions is None or positions.dtype in ROW_DTYPES):
+        remember(key, (q, k), turned, tables, layout, heads_first=heads_first, inplace=inplace)
+    return cast(tuple[Q, K], tuple(turned))
 
 
-def require_apart(q: Tensor, k: Tensor) -> None:
-    """Refuse queries and keys that share an element: in place it would be turned twice.
-
-    Slices of a fused projection pass, whose elements stand in turn. Views with different strides are told apart only by
-    where they begin.
-
-    Raises:
-        ValueError: they do.
-    """
-    if q.is_meta or torch.compiler.is_compiling() or q.numel() == 0 or k.numel() == 0:
-        return
-    offset = (k.data_ptr() - q.data_ptr()) / q.element_size()
-    same = q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
-    if same and (offset == 0 or (q.stride() == k.stride() and _meet(int(offset), q, k))):
-        raise ValueError(
-            "k: it shares elements with q, which in place would be turned twice; give one of the two as None"
-        )
-
-
-def _meet(offset: int, q: Tensor, k: Tensor) -> bool:
-    """Whether some element of q is one of k, which begins `offset` elements later with the same strides."""
-    axes = sorted(zip(q.stride(), q.shape, k.shape, strict=True), reverse=True)
-
-    def reached(left: int, axis: int) -> bool:
-        # What is to be found are steps along each axis, from -(k's size) to q's, that make up the offset.
-        if axis == len(axes):
-            return left == 0
-        stride, ours, others = axes[axis]
-        near = left // stride if stride else 0
-        return any(-others < step < ours and reached(left - step * stride, axis + 1) for step in {near, near + 1, 0})
-
-    return reached(offset, 0)
-
-
-def _fits(table: Tensor, batch: int, heads: int, tokens: int, pairs: int) -> bool:
-    """Whether it is (S, R/2), (1 or B, S, R/2) or (1 or B, Ht, S, R/2).
-
-    The rank decides what is compared with what: an exported graph keeps each comparison as a condition.
-    """
-    rank = table.dim()
-    if rank not in (2, 3, 4) or table.shape[-1] != pairs or table.shape[-2] != tokens:
-        return False
-    if rank == 4 and (table.shape[1] == 0 or heads % table.shape[1] != 0):
-        return False
-    return rank == 2 or table.shape[0] == 1 or table.shape[0] == batch
-
-
-class _Rotation(torch.autograd.Function):
-    """Saves the tables only: the gradient is the same rotation the other way."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        interleaved: bool,
-        channels: slice,
-        conjugate: bool,
-        inplace: bool,
-        token_dim: int,
-    ) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        ctx.interleaved, ctx.channels, ctx.conjugate, ctx.token_dim = interleaved, channels, conjugate, token_dim
-        if inplace:
-            ctx.mark_dirty(x)
-        return _turn_eager(x, cos, sin, interleaved, channels, conjugate, inplace, token_dim)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        cos, sin = ctx.saved_tensors
-        options = (ctx.interleaved, ctx.channels, not ctx.conjugate, False, ctx.token_dim)
-        return _rotation(grad, cos, sin, *options), *(None,) * 7
-
-
-_rotation: Callable[..., Tensor] = _Rotation.apply
+def _outputs(
+    q: Tensor | None, k: Tensor | None, out_q: Tensor | None, out_k: Tensor | None, inplace: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Where each goes: itself in place, what was given, or None for a new tensor."""
+    for name, x, out in (("q", q, out_q), ("k", k, out_k)):
+        if out is not None and (inplace or x is None):
+            reason = "inplace=True writes elsewhere" if inplace else f"{name} is None"
+            raise ValueError(f"out_{name}: it is given, and {reason}; leave one of the two out")
+    return (q, k) if inplace else (out_q, out_k)

@@ -28,14 +28,19 @@ class SelectRotation:
 
     def __init__(self, rotary: Rotary | None) -> None:
         self.rotary = rotary
+        self.inv_freq = () if rotary is None else tuple(rotary.inv_freq().tolist())
 
     def __call__(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return tuple(map(self._select, args)), {name: self._select(value) for name, value in kwargs.items()}
+        for name, value in kwargs.items():
+            if isinstance(value, PositionTables):
+                # torch hands a dict of this call alone.
+                kwargs[name] = self._of(value)
+        if any(isinstance(value, PositionTables) for value in args):
+            args = tuple(self._of(value) if isinstance(value, PositionTables) else value for value in args)
+        return args, kwargs
 
-    def _select(self, value: Any) -> Any:
-        if not isinstance(value, PositionTables):
-            return value
-        return LayerRotation(self.rotary, None if self.rotary is None else value.of(self.rotary))
+    def _of(self, tables: PositionTables) -> LayerRotation:
+        return LayerRotation(self.rotary, None if self.rotary is None else tables.of(self.rotary, self.inv_freq))
 
 
 class CheckRotation:

@@ -111,6 +111,10 @@ def _patch(model: nn.Module, plan: ModelPlan) -> None:
     decoder = find_decoder(model)
     if decoder is None:
         raise ValueError(why_not_rotary(model))
+    if plan.rotaries and not decoder.functions:
+        raise ValueError(
+            f"{type(decoder.module).__name__}: its layers turn queries and keys by no function that a patch can replace"
+        )
     check_length(decoder, plan)
     check_rest(model, plan)
     scales = [change for index in range(len(plan.layers)) if (change := check_layer(decoder, plan, index))]

@@ -6,20 +6,23 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from theodolite.encodings import Tables, rotary_tables
+from theodolite.encodings.rotate.tables import Tables, tables_of
 from theodolite.kernels import rotate
 from theodolite.plan import Rotary
 
+Q = TypeVar("Q", Tensor, None)
+K = TypeVar("K", Tensor, None)
+
 # Families that turn (B, S, H, D) by a function without `unsqueeze_dim`; the others of that form have (B, H, S, D).
-_TOKENS_FIRST = frozenset({"transformers.models.llama4.modeling_llama4"})
+_TOKENS_FIRST = frozenset(f"transformers.models.{name}.modeling_{name}" for name in ("llama4", "gptj", "codegen"))
 _TABLE_NAMES = ("cos", "sin", "freqs_cis")
 _IGNORED_NAMES = ("position_ids", "unsqueeze_dim")
 
@@ -49,10 +52,14 @@ class PositionTables(Carrier):
         self.positions, self.device = positions, device
         self._tables: dict[Rotary, Tables] = {}
 
-    def of(self, rotary: Rotary) -> Tables:
-        if rotary not in self._tables:
-            self._tables[rotary] = rotary_tables(rotary, _fit_axes(self.positions, rotary), device=self.device)
-        return self._tables[rotary]
+    def of(self, rotary: Rotary, inv_freq: Sequence[float]) -> Tables:
+        """The tables of one encoding, whose frequencies are worked out already, at the positions of this forward."""
+        tables = self._tables.get(rotary)
+        if tables is None:
+            positions = _fit_axes(self.positions, rotary)
+            tables = tables_of(rotary, inv_freq, positions, amplitude=True, device=self.device)
+            self._tables[rotary] = tables
+        return tables
 
     def to(self, device: Any, *args: Any, **kwargs: Any) -> PositionTables:
         """The same for another device; nothing is moved until a layer asks."""
@@ -81,28 +88,28 @@ class LayerRotation(Carrier):
             self.tables = Tables(self.tables.cos.to(device), self.tables.sin.to(device))
         return self
 
-    def turn(self, x: Tensor, *, heads_first: bool) -> Tensor:
-        """Turn `x`, a whole head or only the slice of it that turns."""
+    def turn(self, q: Q, k: K, *, heads_first: bool) -> tuple[Q, K]:
+        """Turn queries and keys, whole heads or only the slices of them that turn; either may be None."""
         self.used = True
-        if self.rotary is None:
-            return x
-        assert self.tables is not None
-        rotary, width = self.rotary, x.shape[-1]
-        if width not in (rotary.head_dim, rotary.rotary_dim):
-            raise ValueError(
-                f"rotary_dim: the plan turns {rotary.rotary_dim} channels of a head of {rotary.head_dim}; "
-                f"this model hands over {width} channels to turn"
-            )
-        turned, _ = rotate(
-            x,
-            None,
-            *self.tables,
+        rotary, tables = self.rotary, self.tables
+        if rotary is None or tables is None:
+            return q, k
+        for x in (q, k):
+            if x is not None and x.shape[-1] not in (rotary.head_dim, rotary.rotary_dim):
+                raise ValueError(
+                    f"rotary_dim: the plan turns {rotary.rotary_dim} channels of a head of {rotary.head_dim}; "
+                    f"this model hands over {x.shape[-1]} channels to turn"
+                )
+        return rotate(
+            q,
+            k,
+            tables.cos,
+            tables.sin,
             interleaved=rotary.interleaved,
             rotary_dim=rotary.rotary_dim,
-            trailing=rotary.trailing and width != rotary.rotary_dim,
+            trailing=rotary.trailing,
             heads_first=heads_first,
         )
-        return turned
 
 
 class Dispatcher:
@@ -117,33 +124,40 @@ class Dispatcher:
         self.module, self.name = module, name
         self.original: Callable[..., Any] = getattr(module, name)
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()
-        parameters = inspect.signature(self.original).parameters
-        self.parameters = tuple(parameters)
-        self.turned = tuple(p for p in parameters if p not in (*_TABLE_NAMES, *_IGNORED_NAMES))
+        names = self.parameters = tuple(inspect.signature(self.original).parameters)
+        # Where each stands in a call.
+        self.tables = tuple(at for at, name in enumerate(names) if name in _TABLE_NAMES)
+        self.first, self.last = self.tables[0], self.tables[-1]
+        self.turned = tuple(at for at, name in enumerate(names) if name not in (*_TABLE_NAMES, *_IGNORED_NAMES))
+        self.layout = names.index("unsqueeze_dim") if "unsqueeze_dim" in names else len(names)
+        self.least = 1 + max((*self.tables, *self.turned))
         self.default_layout = 2 if module.__name__ in _TOKENS_FIRST else 1
         functools.update_wrapper(self, self.original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(self.parameters, args, strict=False)) | kwargs
-        carriers = [given[name] for name in _TABLE_NAMES if isinstance(given.get(name), Carrier)]
-        if not carriers:
+        given = self._in_order(args, kwargs) if kwargs or len(args) < self.least else args
+        rotation = given[self.first]
+        if not isinstance(rotation, LayerRotation) or given[self.last] is not rotation:
+            if any(isinstance(given[at], Carrier) for at in self.tables):
+                raise RuntimeError(
+                    f"{self.name}: rotary tables of a patched model reached attention outside its decoder layers; "
+                    "call the model, not a part of it, or unpatch(model) first"
+                )
             return self.original(*args, **kwargs)
-        rotation = carriers[0]
-        if not isinstance(rotation, LayerRotation) or any(other is not rotation for other in carriers):
-            raise RuntimeError(
-                f"{self.name}: rotary tables of a patched model reached attention outside its decoder layers; "
-                "call the model, not a part of it, or unpatch(model) first"
-            )
-        layout = given.get("unsqueeze_dim", self.default_layout)
+        layout = given[self.layout] if len(given) > self.layout else self.default_layout
         if layout not in (1, 2):
             raise RuntimeError(
                 f"{self.name}: got unsqueeze_dim={layout}; a patched model turns (B, H, S, D) or (B, S, H, D)"
             )
-        turned = tuple(
-            None if given.get(name) is None else rotation.turn(given[name], heads_first=layout == 1)
-            for name in self.turned
-        )
-        return turned[0] if len(turned) == 1 else turned
+        if len(self.turned) == 1:
+            return rotation.turn(given[self.turned[0]], None, heads_first=layout == 1)[0]
+        q, k = self.turned
+        return rotation.turn(given[q], given[k], heads_first=layout == 1)
+
+    def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments in the order of the parameters, None for those that are left out."""
+        named = {"unsqueeze_dim": self.default_layout, **dict(zip(self.parameters, args, strict=False)), **kwargs}
+        return tuple(named.get(name) for name in self.parameters)
 
 
 _LOCK = threading.Lock()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import numpy as np
 import pytest
 import torch
@@ -389,19 +387,44 @@ class TestMultipleAxes:
             rotary_tables(many, torch.zeros(shape, dtype=torch.int64))
 
 
-class TestMemory:
-    """A table costs its own size and a few MiB beside it, however long it is."""
+def peak_memory(run) -> int:
+    """The most bytes of tensors that a call holds at once, by the profiler's account of torch's allocator."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())])
+    return int(live.max())
 
-    def test_of_a_long_table(self):
-        positions, encoding = torch.arange(65_536), rotary(128)
-        rotary_tables(encoding, positions)
-        tracemalloc.start()
+
+class TestMemory:
+    """A table costs its own size and a MiB or two beside it, however long it is."""
+
+    @pytest.mark.parametrize("axes", [0, 3])
+    def test_of_a_long_table(self, axes):
+        encoding = rotary(128, mrope_section=(16, 24, 24)) if axes else rotary(128)
+        positions = torch.arange(65_536).expand(axes, 1, 65_536) if axes else torch.arange(65_536)
+        own = 2 * 65_536 * 64 * 4
+        peak = peak_memory(lambda: rotary_tables(encoding, positions))
+        # Four float64 scratch tables of 2**16 entries: angles, what they are made of, cos and sin. The positions
+        # themselves, in float64, and their absolute values.
+        assert own <= peak < own + 4 * 2**16 * 8 + 2 * max(1, axes) * 65_536 * 8
+
+
+class TestThreads:
+    """How many threads work on a table is none of its business."""
+
+    def test_any_number(self):
+        positions, threads = torch.randint(-FURTHEST, FURTHEST, (3000,)), torch.get_num_threads()
+        made = []
         try:
-            tables = rotary_tables(encoding, positions)
-            peak = tracemalloc.get_traced_memory()[1]
+            for number in (1, 2, 5):
+                torch.set_num_threads(number)
+                made.append(rotary_tables(rotary(128), positions))
         finally:
-            tracemalloc.stop()
-        own = tables.cos.nbytes + tables.sin.nbytes
-        # Six float64 scratch tables of 4,096 rows and two of at most 512 distinct rows with their temporaries;
-        # the positions themselves, in float64, and their absolute values.
-        assert peak - own < 6 * 4096 * 64 * 8 + 8 * 512 * 64 * 8 + 3 * 65_536 * 8
+            torch.set_num_threads(threads)
+        assert equal(made[0], made[1])
+        assert equal(made[0], made[2])
+        for row in (0, 1023, 1024, 2999):
+            alone = rotary_tables(rotary(128), positions[row : row + 1])
+            assert torch.equal(alone.cos[0], made[0].cos[row])
+            assert torch.equal(alone.sin[0], made[0].sin[row])

@@ -14,7 +14,7 @@ from theodolite.encodings.rotate.lengths import Lengths
 from theodolite.encodings.rotate.operands import device_of
 from theodolite.encodings.rotate.tables import Tables, pair_tables
 from theodolite.kernels import rotate
-from theodolite.kernels.api import require_apart
+from theodolite.kernels.outputs import require_apart
 from theodolite.plan.axial import Axial
 from theodolite.positions.checks import require_count, require_positions
 

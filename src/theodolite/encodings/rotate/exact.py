@@ -2,36 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from theodolite.encodings.rotate.tables import require_plan
 from theodolite.plan import Rotary
-from theodolite.plan.scaling import Float64
 from theodolite.positions.checks import LARGEST_POSITION
 
-# Rows worked on at once: the float64 scratch stays at a few MiB.
-_BLOCK = 4096
+# Entries worked on at once: the float64 scratch stays at a MiB.
+BLOCK = 2**16
 
 
-def host_positions(name: str, positions: Tensor) -> Float64:
-    """The values in float64.
+def host_positions(name: str, positions: Tensor) -> Tensor:
+    """The values in float64, on the CPU.
 
     Raises:
         ValueError: beyond 2**24 either way, where float64 angles are no longer exact to 6e-8; `name` is for the text.
     """
-    host: Float64 = positions.detach().cpu().numpy().astype(np.float64)
-    if host.size and not np.abs(host).max() <= LARGEST_POSITION:
-        worst = host.flat[np.argmax(np.abs(host))]
-        raise ValueError(f"{name}: got {worst:.0f}; the tables are exact up to 2**24 = {LARGEST_POSITION}")
+    host = positions.cpu().double()
+    if host.numel() and not host.abs().max().item() <= LARGEST_POSITION:
+        _refuse(name, host.flatten()[host.abs().argmax()].item())
     return host
 
 
-def row_blocks(rows: int) -> Iterator[slice]:
-    """Slices that cover `rows` rows."""
-    return (slice(start, start + _BLOCK) for start in range(0, rows, _BLOCK))
+def one_position(name: str, position: Tensor) -> float:
+    """The value of a tensor of one element.
+
+    Raises:
+        ValueError: as in `host_positions`.
+    """
+    value = float(position.item())
+    if not abs(value) <= LARGEST_POSITION:
+        _refuse(name, value)
+    return value
+
+
+def _refuse(name: str, position: float) -> None:
+    raise ValueError(f"{name}: got {position:.0f}; the tables are exact up to 2**24 = {LARGEST_POSITION}")
+
+
+def row_blocks(rows: int, pairs: int) -> Iterator[slice]:
+    """Slices that cover `rows` rows of `pairs` entries, as many at once as are worked on at once."""
+    step = max(1, BLOCK // max(1, pairs))
+    return (slice(start, start + step) for start in range(0, rows, step))
+
+
+def cos_sin(angles: Tensor, amplitude: float, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """cos and sin, times `amplitude`, rounded once: each entry is a function of its angle alone, whatever is beside it.
+
+    Args:
+        angles: in radians, float64, on the CPU; they are written over.
+        dtype: of the result.
+    """
+    cos, sin = angles.cos(), angles.sin_()
+    if amplitude != 1.0:
+        cos, sin = cos.mul_(amplitude), sin.mul_(amplitude)
+    return cos.to(dtype), sin.to(dtype)
+
+
+def cos_sin_by_block(
+    angles: Callable[[slice], Tensor], rows: int, pairs: int, amplitude: float, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """`cos_sin` of a table that may be long, (rows, pairs) each.
+
+    Args:
+        angles: makes those of some rows.
+    """
+    cos, sin = (torch.empty((rows, pairs), dtype=dtype, device="cpu") for _ in range(2))
+    for block in row_blocks(rows, pairs):
+        cos[block], sin[block] = cos_sin(angles(block), amplitude, torch.float64)
+    return cos, sin
+
+
+def require_plan(name: str, rotary: object) -> None:
+    """Refuse what is not a plan, a module that holds one above all.
+
+    Raises:
+        ValueError: as said.
+    """
+    if isinstance(rotary, Rotary):
+        return
+    kind = type(rotary).__name__
+    if isinstance(rotary, nn.Module) and isinstance(getattr(rotary, "rotary", None), Rotary):
+        learned = any(True for _ in rotary.parameters())
+        more = "its frequencies are learned, and its .rotary is where they began" if learned else "give its .rotary"
+        raise ValueError(f"{name}: got a {kind}, a module; it must be a Rotary, the plan: {more}")
+    raise ValueError(f"{name}: got a {kind}; it must be a Rotary, for example Rotary(head_dim=64, rope_theta=10000.0)")
 
 
 def require_settled(name: str, rotary: Rotary) -> None:

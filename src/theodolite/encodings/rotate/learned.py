@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.encodings.rotate.base import Rotate
+from theodolite.encodings.rotate.exact import require_plan
 from theodolite.encodings.rotate.learned_tables import (
     base_power,
     on_host,
@@ -17,7 +18,7 @@ from theodolite.encodings.rotate.learned_tables import (
 from theodolite.encodings.rotate.lengths import Lengths
 from theodolite.encodings.rotate.operands import layout_of
 from theodolite.encodings.rotate.per_head import HeadwiseRotate, head_range
-from theodolite.encodings.rotate.tables import Tables, require_plan
+from theodolite.encodings.rotate.tables import Tables
 from theodolite.plan import Rotary
 
 

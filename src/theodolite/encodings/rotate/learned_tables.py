@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.encodings.rotate.exact import axes_of, host_positions
+from theodolite.encodings.rotate.exact import axes_of, cos_sin, host_positions, require_plan
 from theodolite.encodings.rotate.lengths import Lengths, for_each_row, row_lengths
-from theodolite.encodings.rotate.tables import Tables, check_axes, pair_tables, require_plan
+from theodolite.encodings.rotate.tables import Tables, check_axes, pair_tables
 from theodolite.plan import Rotary
 from theodolite.positions.checks import require_positions
 
@@ -163,9 +163,9 @@ def _learned(
     One node of a compiled graph, so that the compiler cannot redo its float64 some other way.
     """
     if double:
-        host = torch.from_numpy(host_positions("positions", positions))
+        host = host_positions("positions", positions)
         angles = host[list(axis)].permute(1, 2, 0) * inv_freq.detach()[:, None]
-        return angles.cos() * amplitude, angles.sin() * amplitude
+        return cos_sin(angles, amplitude, torch.float64)
     rows = inv_freq.shape[0]
     if rows == 0:
         empty = torch.empty((0, positions.shape[2], len(axis)), dtype=torch.float32, device="cpu")

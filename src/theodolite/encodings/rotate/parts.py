@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from theodolite.encodings.rotate.base import K, Q, Rotate
 from theodolite.encodings.rotate.lengths import Lengths
 from theodolite.encodings.rotate.operands import require_heads
-from theodolite.kernels.api import require_apart
+from theodolite.kernels.outputs import require_apart
 
 
 class _Parts(Rotate):

@@ -150,7 +150,7 @@ class StoredRotary(Rotate):
         if before is not None:
             rows[:start] = before
         # In blocks: the float32 entries are four times the table.
-        for block in row_blocks(length - start):
+        for block in row_blocks(length - start, self.rotary_dim // 2):
             new = torch.arange(start + block.start, min(start + block.stop, length), device=_CPU)
             exact = pair_tables(self._inv_freq, new)
             rows[new[0] : new[-1] + 1] = torch.stack([_rounded(table, self.dtype) for table in exact], dim=-2)

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from theodolite.encodings.rotate.exact import axes_of, host_positions, require_settled, row_blocks
+from theodolite.encodings.rotate.exact import (
+    axes_of,
+    cos_sin_by_block,
+    host_positions,
+    require_plan,
+    require_settled,
+)
 from theodolite.encodings.rotate.operands import require_heads
-from theodolite.encodings.rotate.tables import Tables, require_plan, rotary_tables
+from theodolite.encodings.rotate.tables import Tables, rotary_tables
 from theodolite.kernels import rotate
 from theodolite.plan import Rotary
-from theodolite.plan.scaling import Float64
 from theodolite.positions.checks import LARGEST_POSITION, require_positions
 from theodolite.positions.traced import is_traced
 
@@ -227,22 +231,23 @@ def _compute(
     if positions.is_meta or new_positions.is_meta:
         table = torch.empty(shape, dtype=torch.float32, device="meta")
         return table, torch.empty_like(table)
-    before = _of_tokens("positions", positions, rows)
-    after = _of_tokens("new_positions", new_positions, rows)
-    cos, sin = np.empty((2, rows * tokens, len(new_freq)), dtype=np.float32)
-    for block in row_blocks(rows * tokens):
-        angles = after[block][:, new_axis] * np.asarray(new_freq) - before[block][:, old_axis] * np.asarray(old_freq)
-        cos[block], sin[block] = np.cos(angles) * amplitude, np.sin(angles) * amplitude
     # Made outside inference mode, so that training can use them later.
     with torch.inference_mode(False):
-        return torch.from_numpy(cos.reshape(shape)), torch.from_numpy(sin.reshape(shape))
+        before = _of_tokens("positions", positions, rows)
+        after = _of_tokens("new_positions", new_positions, rows)
+        old, new = (torch.tensor(freq, dtype=torch.float64, device="cpu") for freq in (old_freq, new_freq))
+
+        def angles(block: slice) -> Tensor:
+            return after[block][:, list(new_axis)] * new - before[block][:, list(old_axis)] * old
+
+        cos, sin = cos_sin_by_block(angles, rows * tokens, len(new_freq), amplitude)
+        return cos.view(shape), sin.view(shape)
 
 
-def _of_tokens(name: str, positions: Tensor, rows: int) -> Float64:
+def _of_tokens(name: str, positions: Tensor, rows: int) -> Tensor:
     """(tokens of all rows, axes) of (axes, rows or 1, S)."""
     host = host_positions(name, positions)
-    axes, _, tokens = host.shape
-    return np.broadcast_to(host, (axes, rows, tokens)).reshape(axes, -1).T
+    return host.expand(-1, rows, -1).flatten(1).T
 
 
 @torch.library.custom_op("theodolite::rerotation_tables", mutates_args=())

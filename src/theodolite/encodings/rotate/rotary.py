@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from theodolite.encodings.rotate.base import Rotate
+from theodolite.encodings.rotate.exact import require_plan
 from theodolite.encodings.rotate.lengths import Lengths
 from theodolite.encodings.rotate.operands import layout_of
-from theodolite.encodings.rotate.tables import Tables, require_plan, rotary_tables, tables_of
+from theodolite.encodings.rotate.tables import Tables, rotary_tables, tables_of
 from theodolite.plan import Rotary
 
 

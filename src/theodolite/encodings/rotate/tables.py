@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
+from theodolite.encodings.rotate.exact import (
+    BLOCK,
+    cos_sin,
+    cos_sin_by_block,
+    host_positions,
+    one_position,
+    require_plan,
+)
 from theodolite.encodings.rotate.lengths import Lengths, for_each_row, row_lengths
 from theodolite.plan import Rotary
-from theodolite.plan.scaling import Float64
-from theodolite.positions.checks import LARGEST_POSITION, require_positions
+from theodolite.positions.checks import require_positions
 from theodolite.positions.traced import is_traced
-
-# Positions worked on at once: the float64 scratch stays at a few MiB.
-_BLOCK = 4096
-_COARSE = 512.0
 
 
 class Tables(NamedTuple):
@@ -122,22 +124,6 @@ def pair_tables(
     return Tables(cos.to(device), sin.to(device))
 
 
-def require_plan(name: str, rotary: object) -> None:
-    """Refuse what is not a plan, a module that holds one above all.
-
-    Raises:
-        ValueError: as said.
-    """
-    if isinstance(rotary, Rotary):
-        return
-    kind = type(rotary).__name__
-    if isinstance(rotary, nn.Module) and isinstance(getattr(rotary, "rotary", None), Rotary):
-        learned = any(True for _ in rotary.parameters())
-        more = "its frequencies are learned, and its .rotary is where they began" if learned else "give its .rotary"
-        raise ValueError(f"{name}: got a {kind}, a module; it must be a Rotary, the plan: {more}")
-    raise ValueError(f"{name}: got a {kind}; it must be a Rotary, for example Rotary(head_dim=64, rope_theta=10000.0)")
-
-
 def _each_by_its_length(
     rotary: Rotary, positions: Tensor, lengths: list[int], amplitude: bool, device: torch.device | str | None
 ) -> Tables:
@@ -175,62 +161,41 @@ def _compute(
     positions: Tensor, inv_freq: Sequence[float], axis: Sequence[int], amplitude: float
 ) -> tuple[Tensor, Tensor]:
     """cos and sin times `amplitude`, float32, on the CPU (on meta for meta positions)."""
-    shape = (*(positions.shape[1:] if axis else positions.shape), len(inv_freq))
+    if positions.is_meta or not torch.is_inference_mode_enabled():
+        return _made(positions, inv_freq, axis, amplitude)
+    # Outside inference mode, so that training can use them later.
+    with torch.inference_mode(False):
+        return _made(positions, inv_freq, axis, amplitude)
+
+
+def _made(positions: Tensor, inv_freq: Sequence[float], axis: Sequence[int], amplitude: float) -> tuple[Tensor, Tensor]:
+    shape = torch.Size((*(positions.shape[1:] if axis else positions.shape), len(inv_freq)))
     if positions.is_meta:
         return positions.new_empty(shape, dtype=torch.float32), positions.new_empty(shape, dtype=torch.float32)
-    host = positions.detach().cpu().numpy().astype(np.float64)
-    if host.size and not np.abs(host).max() <= LARGEST_POSITION:
-        worst = host.flat[np.argmax(np.abs(host))]
-        raise ValueError(f"positions: got {worst:.0f}; the tables are exact up to 2**24 = {LARGEST_POSITION}")
-    frequencies = np.asarray(inv_freq, dtype=np.float64)
-    cos, sin = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.float32)
-    flat_cos, flat_sin = cos.reshape(-1, len(inv_freq)), sin.reshape(-1, len(inv_freq))
-    if axis:
-        for number, coordinates in enumerate(host.reshape(len(host), -1)):
-            pairs = np.flatnonzero(np.asarray(axis) == number)
-            _fill(flat_cos, flat_sin, pairs, coordinates, frequencies[pairs], amplitude)
-    else:
-        _fill(flat_cos, flat_sin, slice(None), host.reshape(-1), frequencies, amplitude)
-    # Made outside inference mode, so that training can use them later.
-    with torch.inference_mode(False):
-        return torch.from_numpy(cos), torch.from_numpy(sin)
+    frequencies, columns = _as_tensor(tuple(inv_freq)), list(axis)
+    if positions.numel() == 1:
+        # A decoding step: one number is dealt with sooner as such.
+        angles = (frequencies * one_position("positions", positions)).view(shape)
+        return cos_sin(angles, amplitude)
+    host = host_positions("positions", positions)
+    if shape.numel() <= BLOCK:
+        return cos_sin(_by_pair(host, columns) * frequencies, amplitude)
+    flat = host.flatten(-2) if columns else host.flatten()
+    cos, sin = cos_sin_by_block(
+        lambda block: _by_pair(flat[..., block], columns) * frequencies, flat.shape[-1], shape[-1], amplitude
+    )
+    return cos.view(shape), sin.view(shape)
 
 
-def _fill(
-    cos: NDArray[np.float32],
-    sin: NDArray[np.float32],
-    pairs: NDArray[np.intp] | slice,
-    positions: Float64,
-    inv_freq: Float64,
-    amplitude: float,
-) -> None:
-    """Write the columns `pairs` of cos and sin, (N, R/2), at `positions` (N,).
-
-    A position is split into a multiple of 512 and the rest, and the two angles are added by the addition theorem
-    in float64: a long table needs few distinct sines. Every position goes the same way, whatever stands beside it.
-    """
-    scratch = np.empty((6, min(len(positions), _BLOCK), len(inv_freq)))
-    for start in range(0, len(positions), _BLOCK):
-        block = positions[start : start + _BLOCK]
-        cos1, sin1, cos2, sin2, left, right = scratch[:, : len(block)]
-        coarse = np.floor(block / _COARSE) * _COARSE
-        _turns(cos1, sin1, coarse, inv_freq, amplitude)
-        _turns(cos2, sin2, block - coarse, inv_freq, 1.0)
-        np.subtract(np.multiply(cos1, cos2, out=left), np.multiply(sin1, sin2, out=right), out=left)
-        cos[start : start + _BLOCK, pairs] = left
-        np.add(np.multiply(sin1, cos2, out=left), np.multiply(cos1, sin2, out=right), out=left)
-        sin[start : start + _BLOCK, pairs] = left
+# The same numbers, whoever asks: no table, and nothing that could go stale.
+@functools.lru_cache(maxsize=256)
+def _as_tensor(numbers: tuple[float, ...]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64, device="cpu")
 
 
-def _turns(cos: Float64, sin: Float64, positions: Float64, inv_freq: Float64, amplitude: float) -> None:
-    """Write cos and sin in float64, (N, R/2) each, computed once for each distinct position."""
-    # For a few positions, sorting them costs more than it saves.
-    few = len(positions) <= 32
-    distinct, index = (positions, np.arange(len(positions))) if few else np.unique(positions, return_inverse=True)
-    angles = distinct[:, None] * inv_freq
-    # mode="clip" is what lets take() write without a copy; every index is in range.
-    (np.cos(angles) * amplitude).take(index, axis=0, out=cos, mode="clip")
-    (np.sin(angles) * amplitude).take(index, axis=0, out=sin, mode="clip")
+def _by_pair(positions: Tensor, columns: list[int]) -> Tensor:
+    """(..., P) or (..., 1) for (axes, ...) or (...): the position that each pair follows."""
+    return positions[columns].movedim(0, -1) if columns else positions.unsqueeze(-1)
 
 
 @torch.library.custom_op("theodolite::rotary_tables", mutates_args=())

@@ -6,17 +6,16 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from theodolite.encodings.rotate.base import K, Q, Rotate
-from theodolite.encodings.rotate.exact import host_positions, require_settled, row_blocks
+from theodolite.encodings.rotate.exact import cos_sin, host_positions, require_settled, row_blocks
 from theodolite.encodings.rotate.lengths import Lengths
 from theodolite.encodings.rotate.operands import layout_of
 from theodolite.encodings.rotate.tables import Tables, pair_tables
 from theodolite.kernels import rotate
-from theodolite.kernels.api import require_apart
+from theodolite.kernels.outputs import require_apart
 from theodolite.plan import Rotary
 from theodolite.plan.errors import is_number
 from theodolite.positions.checks import can_read_at_once, require_positions
@@ -178,28 +177,28 @@ def _compute(
     if positions.is_meta:
         made = [positions.new_empty(shape, dtype=torch.float32) for _ in range(4)]
         return made[0], made[1], made[2], made[3], positions.new_empty((), dtype=torch.float64)
-    host = host_positions("positions", positions).reshape(-1)
-    offset = host - centre
-    furthest = float(np.abs(offset).max()) if offset.size else 0.0
-    if furthest > reach:
-        worst = host[np.abs(offset).argmax()]
-        raise ValueError(
-            f"positions: got {worst:g}, {furthest:g} tokens from the centre {centre:g}; the factors of xPos stay in "
-            f"the range of float32 up to {reach:g} tokens: choose a centre amid the positions, or a larger scale_base"
-        )
-    tables = [np.empty((len(host), len(inv_freq)), dtype=np.float32) for _ in range(4)]
-    cos, sin, cos_k, sin_k = tables
-    for block in row_blocks(len(host)):
-        angles = host[block, None] * np.asarray(inv_freq)
-        decay = offset[block, None] * np.asarray(rates)
-        turn_cos, turn_sin = np.cos(angles) * amplitude, np.sin(angles) * amplitude
-        shrink, grow = np.exp(-decay), np.exp(decay)
-        cos[block], sin[block] = turn_cos * shrink, turn_sin * shrink
-        cos_k[block], sin_k[block] = turn_cos * grow, turn_sin * grow
     # Made outside inference mode, so that training can use them later.
     with torch.inference_mode(False):
-        made = [torch.from_numpy(table.reshape(shape)) for table in tables]
-        return made[0], made[1], made[2], made[3], torch.tensor(furthest, dtype=torch.float64, device="cpu")
+        host = host_positions("positions", positions).reshape(-1, 1)
+        offset = host - centre
+        furthest = offset.abs().amax() if offset.numel() else torch.zeros((), dtype=torch.float64, device="cpu")
+        if furthest.item() > reach:
+            worst = host[offset.abs().argmax()].item()
+            raise ValueError(
+                f"positions: got {worst:g}, {furthest.item():g} tokens from the centre {centre:g}; the factors of xPos "
+                f"stay in the range of float32 up to {reach:g} tokens: choose a centre amid the positions, or a larger "
+                "scale_base"
+            )
+        frequencies, decays = (torch.tensor(given, dtype=torch.float64, device="cpu") for given in (inv_freq, rates))
+        made = [torch.empty((len(host), len(inv_freq)), dtype=torch.float32, device="cpu") for _ in range(4)]
+        for block in row_blocks(len(host), len(inv_freq)):
+            cos, sin = cos_sin(host[block] * frequencies, amplitude, torch.float64)
+            decay = offset[block] * decays
+            shrink, grow = decay.neg().exp(), decay.exp()
+            for table, factor, turn in zip(made, (shrink, shrink, grow, grow), (cos, sin, cos, sin), strict=True):
+                table[block] = turn * factor
+        cos, sin, cos_k, sin_k = (table.view(shape) for table in made)
+        return cos, sin, cos_k, sin_k, furthest
 
 
 @torch.library.custom_op("theodolite::xpos_tables", mutates_args=())

@@ -1,0 +1,80 @@
+"""The rotation as an operator of torch: one node of a compiled graph, for calls where that beats what a compiler makes.
+
+`torch.ops.theodolite.rotate(x, cos, sin, positions, interleaved, rotary_dim, trailing, conjugate)` takes the canonical
+form: x (B, H, S, D), tables (1 or B, Ht, L, P), positions (1 or B, S) or None. It gives no gradient to tables.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from theodolite.kernels import native
+from theodolite.kernels.layout import Layout
+from theodolite.kernels.operands import Tables
+from theodolite.kernels.running import run
+
+_ARGUMENTS = (
+    "Tensor cos, Tensor sin, Tensor? positions, bool interleaved, SymInt rotary_dim, bool trailing, bool conjugate"
+)
+# Elements of x from which on the operator is quicker than what inductor makes of the formula, as measured.
+WORTH = 2**17
+# A graph cannot ask.
+NATIVE = native.load() is not None
+
+torch.library.define("theodolite::rotate", f"(Tensor x, {_ARGUMENTS}) -> Tensor")
+torch.library.define("theodolite::rotate_", f"(Tensor(a!) x, {_ARGUMENTS}) -> ()")
+
+
+@torch.library.impl("theodolite::rotate", "CompositeExplicitAutograd")
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, *layout: Any) -> Tensor:
+    out = torch.empty_like(x)
+    run([x], [out], Tables(cos, sin, positions), Layout(*layout), True)
+    return out
+
+
+@torch.library.impl("theodolite::rotate_", "CompositeExplicitAutograd")
+def _rotate_in_place(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, *layout: Any) -> None:
+    run([x], [x], Tables(cos, sin, positions), Layout(*layout), True)
+
+
+@torch.library.register_fake("theodolite::rotate")  # type: ignore[untyped-decorator]
+def _rotate_fake(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, *layout: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.register_fake("theodolite::rotate_")  # type: ignore[untyped-decorator]
+def _rotate_in_place_fake(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, *layout: Any) -> None:
+    return None
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, cos, sin, positions, *layout = inputs
+    ctx.save_for_backward(cos, sin, positions)
+    ctx.layout = Layout(*layout)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    if any(ctx.needs_input_grad[1:3]):
+        raise RuntimeError("cos, sin: theodolite::rotate gives tables no gradient; theodolite.kernels.rotate does")
+    cos, sin, positions = ctx.saved_tensors
+    layout = ctx.layout._replace(conjugate=not ctx.layout.conjugate)
+    return torch.ops.theodolite.rotate(grad, cos, sin, positions, *layout), *(None,) * 7
+
+
+torch.library.register_autograd("theodolite::rotate", _backward, setup_context=_save)
+
+
+def pays(x: Tensor, tables: Tables) -> bool:
+    """Whether a compiled graph should hold the operator for `x` (B, H, S, D): it is large, on the CPU, and the native
+    rotation is there."""
+    return bool(
+        torch.compiler.is_compiling()
+        and NATIVE
+        and x.device.type == "cpu"
+        and not torch.compiler.is_exporting()
+        and not (tables.cos.requires_grad or tables.sin.requires_grad)
+        and x.numel() >= WORTH
+    )
