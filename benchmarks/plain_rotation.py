@@ -25,8 +25,8 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from theodolite.encodings import rotary_tables
+from theodolite.kernels.eager import rotate_into
 from theodolite.kernels.layout import Layout
-from theodolite.kernels.plain import rotate_into
 from theodolite.kernels.traced import rotate_traced
 from theodolite.plan import Rotary
 

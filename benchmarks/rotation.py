@@ -25,7 +25,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from theodolite import Rotary, rotary_tables
 from theodolite.kernels import rotate
-from theodolite.kernels.active import describe
+from theodolite.kernels.choice import describe
 from theodolite.kernels.reference import rotate_reference
 
 HEADS, KEY_HEADS, HEAD_DIM = 32, 8, 128

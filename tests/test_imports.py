@@ -95,9 +95,19 @@ class TestFloors:
                 assert other in ("", *ROOMS[: ROOMS.index(room) + 1]), f"{path.relative_to(SOURCE)} imports {name}"
 
     def test_implementations_of_the_rotation_know_nothing_of_each_other(self):
-        for path in (SOURCE / "kernels").glob("*.py"):
-            if path.name not in ("__init__.py", "api.py"):
-                assert imported(path) == set(), path.name
+        shared = {"theodolite.kernels.layout", "theodolite.kernels.memory", "theodolite.kernels.rows"}
+        own = {"native": set(), "eager": {"blocks"}, "triton_rotation": {"triton_code"}, "traced": {"packed"}}
+        own |= {"reference": set(), "triton_code": set(), "blocks": set(), "packed": set()}
+        for name, parts in own.items():
+            path = SOURCE / "kernels" / f"{name}.py"
+            assert imported(path) <= shared | {f"theodolite.kernels.{part}" for part in parts}, name
+
+    def test_the_rotation_loads_no_compiler(self):
+        before = modules_after("import torch")
+        added = modules_after("import torch, theodolite.kernels, theodolite.encodings") - before
+        assert not {name for name in added if name.split(".")[0] in ("triton", "onnx", "transformers")}
+        assert "torch._dynamo" not in added
+        assert "torch._inductor" not in added
 
     def test_plans_need_numpy_only(self):
         allowed = {"numpy", "theodolite", *sys.stdlib_module_names}

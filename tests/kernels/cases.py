@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from theodolite.kernels import native
-from theodolite.kernels.active import use
+from theodolite.kernels.choice import use
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 STORED = ("float16", "bfloat16", "int8")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from theodolite.kernels import active, native, recipes, rotate
+from theodolite.kernels import choice, native, recipes, rotate
 from theodolite.kernels.layout import Layout
 
 from .cases import DTYPES, formula, nan, randn, running, same_bits
@@ -92,7 +92,7 @@ class TestThreads:
             for threads in (1, 2):
                 torch.set_num_threads(threads)
                 outs = nan(*q.shape, dtype=dtype), nan(*k.shape, dtype=dtype)
-                with active.use("native"):
+                with choice.use("native"):
                     rotate(q, k, cos, sin, out_q=outs[0], out_k=outs[1])
                     assert all(map(same_bits, outs, expected))
                     mine = q.clone(), k.clone()
@@ -141,14 +141,14 @@ class TestThreads:
             import os
             import signal
             import torch
-            from theodolite.kernels import active, rotate
+            from theodolite.kernels import choice, rotate
             from tests.kernels.cases import formula, same_bits
 
             torch.set_num_threads(2)
             q, cos, sin = torch.randn(1, 8, 2048, 64), *torch.randn(2, 2048, 32)
             expected = formula(q, cos, sin)
             mine = q.clone()
-            assert active.active() == "native"
+            assert choice.active() == "native"
             assert same_bits(rotate(q, None, cos, sin)[0], expected)
             bits = expected.numpy().tobytes()
             child = os.fork()
@@ -172,7 +172,7 @@ TURNS = """
     import hashlib
     import torch
     import theodolite
-    from theodolite.kernels import active, rotate
+    from theodolite.kernels import choice, rotate
 
     bits, generator = hashlib.sha256(), torch.Generator().manual_seed(7)
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
@@ -182,7 +182,7 @@ TURNS = """
             for inplace in (False, True):
                 for x in rotate(q, k, cos, sin, inplace=inplace, **options):
                     bits.update(x.view(torch.uint8).numpy().tobytes())
-    print(theodolite.__file__, active.active(), bits.hexdigest())
+    print(theodolite.__file__, choice.active(), bits.hexdigest())
 """
 
 
@@ -214,7 +214,7 @@ class TestLoading:
             monkeypatch.setattr(native, "Library", functools.partial(native.Library, path))
             self.forget()
             assert native.load() is None
-            assert active.active() == "eager"
+            assert choice.active() == "eager"
             return native.why_not()
 
         yield of
@@ -286,7 +286,7 @@ class TestTables:
             cos, sin = (table.to(stored) for table in tables(19, 52))
             wide = [cos, sin] if dtype == stored == torch.float64 else [cos.float(), sin.float()]
         out = nan(*q.shape, dtype=dtype)
-        with active.use("native"):
+        with choice.use("native"):
             rotate(q, None, cos, sin, out_q=out, stored_tables=True, **options)
             assert same_bits(out, formula(q, *wide, **options))
             assert same_bits(out, rotate(q, None, *wide, **options)[0])
@@ -304,7 +304,7 @@ class TestTables:
         wide = [table.expand(2, *shape[-2:])[:, None] if heads is None else table for table in (cos, sin)]
         rows = positions.expand(2, 23)
         gathered = [torch.stack([table[batch][:, rows[batch]] for batch in range(2)]) for table in wide]
-        with active.use("native"):
+        with choice.use("native"):
             picked = rotate(q, k, cos, sin, positions=positions.to(size))
             plainly = rotate(q, k, *gathered)
         assert all(map(same_bits, picked, plainly))
@@ -326,7 +326,7 @@ class TestWhereItWrites:
         # The first call is checked, and the others follow it.
         for _ in range(3):
             cache[:, :, 5] = torch.nan
-            with active.use("native"):
+            with choice.use("native"):
                 turned, slot = rotate(q, k, cos, sin, out_k=cache[:, :, 5:6], **options)
             assert slot.data_ptr() == cache[:, :, 5:6].data_ptr()
             assert same_bits(cache[:, :, 5:6], formula(k, cos, sin, **options))
@@ -344,7 +344,7 @@ class TestWhereItWrites:
         out = out if heads_first else out.transpose(1, 2)
         for _ in range(3):
             wide.fill_(torch.nan)
-            with active.use("native"):
+            with choice.use("native"):
                 rotate(q, None, cos, sin, out_q=out, **options)
             assert same_bits(out, formula(q, cos, sin, **options))
             # What lies around it is as it was.
@@ -357,7 +357,7 @@ class TestWhereItWrites:
             fused = randn(2, 11, 8, 24, dtype=dtype, seed=step)
             before, (cos, sin) = fused.clone(), tables(11, 12)
             q, k = fused[:, :, :4], fused[:, :, 4:6]
-            with active.use("native"):
+            with choice.use("native"):
                 turned = rotate(q, k, cos, sin, heads_first=False, inplace=True)
             assert turned[0] is q
             assert turned[1] is k
@@ -370,7 +370,7 @@ class TestWhereItWrites:
         outs = torch.empty_like(q), torch.empty_like(k)
         for _ in range(3):
             versions = [x._version for x in (q, k, *outs)]
-            with active.use("native"):
+            with choice.use("native"):
                 rotate(q, k, cos, sin)
                 assert [x._version for x in (q, k, *outs)] == versions
                 rotate(q, k, cos, sin, out_q=outs[0])
@@ -407,7 +407,7 @@ class TestAllocations:
         results, weights = sorted([q.nbytes, k.nbytes]), [torch.ones_like(q), torch.ones_like(k)]
         slots = torch.empty_like(q), torch.empty_like(k)
         leaves = [x.clone().requires_grad_() for x in (q, k)]
-        with active.use("native"):
+        with choice.use("native"):
             for _ in range(3):
                 assert self.allocated(lambda: rotate(q, k, cos, sin, **options)) == results
                 assert self.allocated(lambda: rotate(q, k, cos, sin, inplace=True, **options)) == []

@@ -116,6 +116,14 @@ class TestForms:
         with pytest.raises(RuntimeError, match=f"got unsqueeze_dim={dim}; a patched model turns"):
             dispatcher("llama")(heads(2, 4, 3, 8), heads(2, 4, 3, 8), given, given, unsqueeze_dim=dim)
 
+    def test_tensors_go_to_the_function_itself(self) -> None:
+        q, k, cos, sin = heads(2, 4, 3, 8), heads(2, 2, 3, 8), heads(2, 3, 8), heads(3, 2, 8).view(2, 3, 8)
+        apply = dispatcher("llama")
+        for made, true in zip(apply(q, k, sin=sin, cos=cos), apply.original(q, k, cos, sin), strict=True):
+            assert torch.equal(made, true)
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'sin'"):
+            apply(q, k, cos)
+
     def test_tables_of_two_layers_are_refused(self) -> None:
         with pytest.raises(RuntimeError, match="outside its decoder layers"):
             dispatcher("llama")(heads(2, 4, 3, 8), heads(2, 4, 3, 8), of_layer(PLAN), of_layer(PLAN))
@@ -173,6 +181,27 @@ class TestHooks:
             assert torch.equal(logits(model, ids), before)
             assert isinstance(modeling_llama.apply_rotary_pos_emb, Dispatcher)
         assert not isinstance(modeling_llama.apply_rotary_pos_emb, Dispatcher)
+
+
+class TestDevices:
+    """Layers that stand on other devices find the tables there."""
+
+    def test_a_forward_for_each(self) -> None:
+        tables = PositionTables(POSITIONS, torch.device("cpu"))
+        assert tables.to("cpu") is tables
+        moved = tables.to("meta")
+        assert moved.of(PLAN, PLAN.inv_freq().tolist()).sin.is_meta
+        assert not tables.of(PLAN, PLAN.inv_freq().tolist()).sin.is_meta
+
+    def test_a_layer_is_the_same_object(self) -> None:
+        given = of_layer(PLAN)
+        before = given.tables
+        assert given.to("cpu") is given
+        assert given.tables is not None
+        assert before is not None
+        assert all(torch.equal(*pair) for pair in zip(given.tables, before, strict=True))
+        assert given.to("meta").tables.cos.is_meta
+        assert of_layer(None).to("meta").tables is None
 
 
 class TestUnknownForms:

@@ -115,7 +115,9 @@ def run(options: argparse.Namespace) -> int:
     report = page.write(summary, settings.out)
     terminal.render(summary, progress.console)
     progress.console.print(
-        f"\nreport: {report}\nnumbers: {settings.out / 'summary.json'}\npictures: {len(drawn)} in {settings.out}"
+        f"\nreport: {report}\nnumbers: {settings.out / 'summary.json'}\npictures: {len(drawn)} in {settings.out}",
+        # A path that is broken over lines cannot be copied.
+        soft_wrap=True,
     )
     return 0
 

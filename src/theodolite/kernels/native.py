@@ -20,7 +20,7 @@ from theodolite.kernels.rows import refuse_row
 ABI = 1
 MAX_PAIRS = 1024
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3, torch.int8: 4}
-_POSITION, OVERLAP, _UNALIGNED, WITHOUT_MEMORY = 1, 2, 3, 4
+_POSITION, OVERLAP, _UNALIGNED, WITHOUT_MEMORY, _THREADS = 1, 2, 3, 4, 5
 _SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 PATH = Path(__file__).with_name("_rotate" + _SUFFIX)
 
@@ -99,7 +99,7 @@ class Library:
         RuntimeError: it is that of another version.
     """
 
-    def __init__(self, path: Path = PATH) -> None:
+    def __init__(self, path: Path) -> None:
         free, held = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
         free.theodolite_call_size.restype = ctypes.c_int64
         abi, size = free.theodolite_abi(), free.theodolite_call_size()
@@ -166,8 +166,8 @@ def _loaded() -> tuple[Library | None, str | None]:
     if not PATH.exists():
         return None, "it was not built: no C compiler was found when theodolite was installed"
     try:
-        return Library(), None
-    except (OSError, RuntimeError) as error:
+        return Library(PATH), None
+    except (AttributeError, OSError, RuntimeError) as error:
         return None, str(error)
 
 
@@ -276,6 +276,7 @@ def refuse(outcome: int, cos: Tensor, positions: Tensor | None) -> None:
 
     Raises:
         ValueError: a position has no row, memory does not begin where an element can, or it is shared.
+        RuntimeError: threads failed.
     """
     code = outcome & 0xFF
     if code == _POSITION and positions is not None:
@@ -288,4 +289,6 @@ def refuse(outcome: int, cos: Tensor, positions: Tensor | None) -> None:
         )
     if code == OVERLAP:
         raise ValueError("q, k: one of them is written over cos, sin or positions")
+    if code == _THREADS:
+        raise RuntimeError("torch could not start its threads: what was written is not to be used")
     raise ValueError(f"the native rotation refused the call (outcome {code})")

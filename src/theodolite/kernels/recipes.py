@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from theodolite.kernels import native
-from theodolite.kernels.active import asked
+from theodolite.kernels.choice import asked
 from theodolite.kernels.layout import Layout
 from theodolite.kernels.operands import Tables, canonical
 from theodolite.kernels.outputs import check_memory

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from theodolite.kernels.active import pick
+from theodolite.kernels.choice import pick
 from theodolite.kernels.layout import Layout
 from theodolite.kernels.operands import Tables, canonical
 

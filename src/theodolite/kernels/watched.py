@@ -8,6 +8,8 @@ from torch import Tensor
 from theodolite.kernels import onnx_operator, operator
 from theodolite.kernels.layout import Layout
 from theodolite.kernels.operands import Tables, canonical
+from theodolite.kernels.recording import is_plain, is_watched
+from theodolite.kernels.rows import require_rows
 from theodolite.kernels.running import Maybe
 from theodolite.kernels.traced import rotate_traced
 
@@ -17,7 +19,13 @@ def run_watched(xs: Maybe, outs: Maybe, tables: Tables, layout: Layout, heads_fi
 
     Args:
         outs: where each is copied to, or None.
+
+    Raises:
+        ValueError: a position has no row. In a graph or under a transform it is an IndexError or a RuntimeError of
+            torch, when it runs.
     """
+    if tables.positions is not None and not is_watched() and is_plain(tables.positions):
+        require_rows(tables.positions, tables.cos.shape[2])
     turned = [None if x is None else _turn(x, tables, layout, heads_first) for x in xs]
     return [x if out is None or x is None else out.copy_(x) for x, out in zip(turned, outs, strict=True)]
 

@@ -1,4 +1,4 @@
-/* Queries and keys turned by the rows of a table: in one pass, without scratch of their size, in threads of the caller's.
+/* Queries and keys turned by the rows of a table: in one pass, without scratch of their size, in threads of the caller.
  *
  * Each product is rounded, then the sum, then the result, once: no fused multiply-add, whose bits would differ from one
  * instruction set to the next. So a build must not contract (-ffp-contract=off).
@@ -47,7 +47,8 @@
 #define TOKENS_OF_BLOCK 512
 /* From here on outputs are written past the caches. */
 #define STREAM_BYTES (16 << 20)
-/* What does not stay in a core's second cache is asked for ahead: processors follow one stream well, halves of heads less. */
+/* What does not stay in a core's second cache is asked for ahead: processors follow one stream well, halves of heads
+ * less. */
 #define AHEAD_BYTES 4096
 #define AHEAD_TOKENS 2
 #define AHEAD_FROM (1 << 20)
@@ -81,7 +82,9 @@ typedef void (*turn_function)(const struct job *, int64_t batch, int64_t begin, 
 static INLINE int64_t position_at(const struct job *job, int64_t batch, int64_t token) {
     const struct theodolite_call *call = job->call;
     int64_t offset = batch * call->position_batch_stride + token * call->position_token_stride;
-    return call->position_size == 4 ? ((const int32_t *)job->positions)[offset] : ((const int64_t *)job->positions)[offset];
+    if (call->position_size == 4)
+        return ((const int32_t *)job->positions)[offset];
+    return ((const int64_t *)job->positions)[offset];
 }
 
 static INLINE int64_t row_of(const struct job *job, int64_t batch, int64_t token) {
@@ -146,7 +149,8 @@ static INLINE void fence(const struct job *job) {
 #endif
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq"))), apply_to = function)
+#pragma clang attribute push( \
+    __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq"))), apply_to = function)
 #elif defined(__GNUC__)
 #pragma GCC push_options
 #pragma GCC target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq")
@@ -293,9 +297,10 @@ static int unaligned(const void *pointer, int64_t size) { return (uintptr_t)poin
 static int can_stream(const struct theodolite_call *call, const struct theodolite_operand *operand, const void *out) {
     const int64_t size = size_of(call->type);
     const int64_t part = call->interleaved ? call->rotary_dim : call->rotary_dim / 2;
-    return call->operands[0].out_bytes + call->operands[1].out_bytes >= STREAM_BYTES && !unaligned(out, LINE) && part * size % LINE == 0 &&
-           call->first_channel * size % LINE == 0 && operand->out_batch_stride * size % LINE == 0 &&
-           operand->out_head_stride * size % LINE == 0 && operand->out_token_stride * size % LINE == 0;
+    return call->operands[0].out_bytes + call->operands[1].out_bytes >= STREAM_BYTES && !unaligned(out, LINE) &&
+           part * size % LINE == 0 && call->first_channel * size % LINE == 0 &&
+           operand->out_batch_stride * size % LINE == 0 && operand->out_head_stride * size % LINE == 0 &&
+           operand->out_token_stride * size % LINE == 0;
 }
 
 static void plan_operand(struct job *job, int which) {
@@ -360,8 +365,7 @@ int64_t theodolite_rotate(
         plan_operand(&job, which);
     grain = GRAIN / (heads * call->head_dim) + 1;
     if (threads && tokens > grain)
-        threads(0, tokens, grain, turn_range, &job);
-    else
-        turn_range(0, tokens, &job);
+        return threads(0, tokens, grain, turn_range, &job) ? THEODOLITE_THREADS : THEODOLITE_DONE;
+    turn_range(0, tokens, &job);
     return THEODOLITE_DONE;
 }

@@ -53,13 +53,14 @@ struct theodolite_call {
     int32_t reserved;
 };
 
-/* What theodolite_rotate returns in its low byte; nothing is written unless it is THEODOLITE_DONE. */
+/* What theodolite_rotate returns in its low byte; nothing is written but for the first and the last. */
 enum theodolite_outcome {
     THEODOLITE_DONE = 0,
     THEODOLITE_POSITION = 1, /* out of range; the other bytes are its index, batch * tokens + token */
     THEODOLITE_OVERLAP = 2,  /* what is written may share memory with what is read */
     THEODOLITE_UNALIGNED = 3,
-    THEODOLITE_NULL = 4 /* a tensor without memory */
+    THEODOLITE_NULL = 4,     /* a tensor without memory */
+    THEODOLITE_THREADS = 5   /* threads failed: the outputs are not to be used */
 };
 
 /* The signature of torch_parallel_for, whose threads are used. */
@@ -83,7 +84,7 @@ THEODOLITE_API int32_t theodolite_set_runs(int32_t set);
 THEODOLITE_API int32_t theodolite_chosen_set(void);
 THEODOLITE_API int32_t theodolite_choose_set(int32_t set);
 
-/* Turn q into out_q and k into out_k; either may be NULL where its operand has no heads. out may be the input itself. */
+/* Turn q into out_q and k into out_k; either is NULL where its operand has no heads. An out may be the input itself. */
 THEODOLITE_API int64_t theodolite_rotate(
     const struct theodolite_call *call,
     const void *q,

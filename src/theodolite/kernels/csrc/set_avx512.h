@@ -1,4 +1,4 @@
-/* AVX-512 (F, BW, VL, DQ): 16 float32 or 8 float64 at a time, tails by masks. HAS_BF16: its bfloat16 instructions too. */
+/* AVX-512 (F, BW, VL, DQ): 16 float32 or 8 float64 at a time, tails by masks. HAS_BF16: its instructions for them. */
 
 #define WIDTH_f 16
 #define WIDTH_d 8
@@ -128,9 +128,11 @@ static INLINE void NK(load2, bf16)(const uint16_t *from, __m512 *a, __m512 *b) {
 }
 static INLINE void NK(store2, bf16)(uint16_t *to, __m512 a, __m512 b, int stream) {
 #if HAS_BF16
-    /* The instruction takes subnormals for 0, which nothing else does: where a 0 comes out, what went in is looked at. */
-    const __m512i packed = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+    /* The instruction takes subnormals for 0, which nothing else does; they are rare. */
+    const __m512bh rounded = _mm512_cvtne2ps_pbh(b, a);
     if (LIKELY((_mm512_fpclass_ps_mask(a, 0x20) | _mm512_fpclass_ps_mask(b, 0x20)) == 0)) {
+        __m512i packed;
+        memcpy(&packed, &rounded, sizeof packed);
         N(put)(to, packed, stream);
         return;
     }

@@ -162,12 +162,11 @@ static void NK(turn_tokens, P)(const struct job *job, int64_t batch, int64_t beg
                     for (token = block; token < end && token < block + TOKENS_OF_BLOCK; token++) {
                         const ROW row = N(CAT(row_, K))(job, batch, token, table, scratch);
                         const int64_t left = (table + 1) * heads - first;
+                        const int64_t at = batch * operand->batch_stride + first * operand->head_stride;
+                        const int64_t to = batch * operand->out_batch_stride + first * operand->out_head_stride;
                         NK(turn_heads, P)(job, which, &row,
-                            (const T *)job->x[which] + batch * operand->batch_stride + first * operand->head_stride +
-                                token * operand->token_stride,
-                            (T *)job->out[which] + batch * operand->out_batch_stride + first * operand->out_head_stride +
-                                token * operand->out_token_stride,
-                            left < 4 ? left : 4);
+                            (const T *)job->x[which] + at + token * operand->token_stride,
+                            (T *)job->out[which] + to + token * operand->out_token_stride, left < 4 ? left : 4);
                     }
     }
     fence(job);

@@ -13,8 +13,8 @@ import torch
 
 from tests.kernels.formula import formula, randn, same_bits, tables
 from theodolite.kernels import blocks
+from theodolite.kernels.eager import rotate_into
 from theodolite.kernels.layout import Layout
-from theodolite.kernels.plain import rotate_into
 
 
 def rotated(x, cos, sin, positions, layout):
@@ -49,7 +49,7 @@ class TestThreads:
         root = Path(__file__).parents[2]
         environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": str(root)}
         done = subprocess.run(
-            [sys.executable, "-c", "from tests.kernels.test_plain_threads import sweep; sweep()"],
+            [sys.executable, "-c", "from tests.kernels.test_eager_threads import sweep; sweep()"],
             cwd=root, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -11,17 +11,13 @@ from contextvars import ContextVar
 
 from torch import Tensor
 
-from theodolite.kernels import native
-from theodolite.kernels import plain as eager
+from theodolite.kernels import eager, native
 from theodolite.kernels.layout import Layout
 
 Turns = Sequence[tuple[Tensor, Tensor]]
 Implementation = Callable[[Turns, Tensor, Tensor, "Tensor | None", Layout], None]
 
 NAMES = ("native", "triton", "eager")
-_ADVICE = (
-    "install a C compiler and reinstall theodolite (pip install --force-reinstall --no-deps theodolite), or a wheel"
-)
 _LOGGER = logging.getLogger("theodolite")
 # THEODOLITE_KERNEL=eager shows whether a fault is the library's.
 _asked: ContextVar[str | None] = ContextVar(
@@ -68,7 +64,7 @@ def pick(turns: Turns, cos: Tensor, sin: Tensor, layout: Layout) -> Implementati
         return eager.rotate_into
     if x.is_cpu and name in (None, "native"):
         if native.load() is None:
-            _say_once("native", f"rotations on the CPU take the slower path: {native.why_not()}; {_ADVICE}")
+            _say_once("native", f"rotations on the CPU take the slower path: {native.why_not()}")
         elif native.supports(turns, cos, sin, layout):
             return native.rotate_into
     elif name == "triton" or x.device.type in ("cuda", "xpu"):
@@ -86,11 +82,13 @@ def describe() -> list[tuple[str, str]]:
     """What rotates where, in words, for a person."""
     library = native.load()
     if library is None:
-        cpu = f"plain torch: {native.why_not()}; {_ADVICE}"
+        cpu = f"plain torch: {native.why_not()}"
+    elif asked() == "eager":
+        cpu = "plain torch: asked for by THEODOLITE_KERNEL or use()"
     else:
         threads = "threads of torch" if library.threaded else "one thread (torch lends its own from 2.10)"
         cpu = f"native, {library.chosen_set}, {threads}"
-    reason = _why_not("triton")
+    reason = _why_not("triton") or ("asked for eager" if asked() == "eager" else None)
     gpu = "triton" if reason is None else f"plain torch: {reason}"
     return [("rotation on the CPU", cpu), ("rotation on a GPU", gpu)]
 
@@ -106,4 +104,4 @@ def _why_not(name: str) -> str | None:
 def _say_once(what: str, sentence: str) -> None:
     if what not in _said:
         _said.add(what)
-        _LOGGER.warning("theodolite: %s", sentence)
+        _LOGGER.warning("theodolite: %s; `theodolite info` says how to get the faster one", sentence)

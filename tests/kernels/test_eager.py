@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from tests.kernels.formula import DTYPES, WIDTHS, formula, randn, same_bits, tables
 from theodolite.kernels import blocks
+from theodolite.kernels.eager import rotate_into
 from theodolite.kernels.layout import Layout
-from theodolite.kernels.plain import rotate_into
 
 
 def rotated(x, cos, sin, positions, layout, *, inplace=False):
@@ -35,7 +35,7 @@ class TestAgainstTheFormula:
         if scratch:
             # Blocks of a few tokens, and parts of a batch.
             monkeypatch.setattr(blocks, "SCRATCH", scratch)
-            monkeypatch.setattr("theodolite.kernels.plain.SCRATCH", scratch)
+            monkeypatch.setattr("theodolite.kernels.eager.SCRATCH", scratch)
         picks = (None, torch.randint(0, 23, (1, 9)), torch.randint(0, 23, (3, 9), dtype=torch.int32))
         for (channels, turning, trailing), heads, batch, positions in itertools.product(WIDTHS, (1, 2), (1, 3), picks):
             layout = Layout(interleaved, turning, trailing, conjugate)
