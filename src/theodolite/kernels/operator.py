@@ -20,7 +20,7 @@ _ARGUMENTS = (
     "Tensor cos, Tensor sin, Tensor? positions, bool interleaved, SymInt rotary_dim, bool trailing, bool conjugate"
 )
 # Elements of x from which on the operator is quicker than what inductor makes of the formula, as measured.
-WORTH = 2**17
+WORTH = 2**22
 # A graph cannot ask.
 NATIVE = native.load() is not None
 
