@@ -198,7 +198,7 @@ class TestThreads:
 
     @pytest.mark.parametrize("threads", [1, 2, 3])
     @pytest.mark.parametrize("interleaved", [False, True])
-    @pytest.mark.parametrize("shape", [(2, 3, 1025, 64), (1, 1, 5001, 96), (3, 5, 333, 128)])
+    @pytest.mark.parametrize("shape", [(2, 2, 1025, 64), (1, 1, 5001, 96), (2, 5, 335, 128)])
     def test_give_the_same_bits(self, shape, interleaved, threads, implementation):
         x, cos, sin = torch.randn(shape), *torch.randn(2, shape[2], shape[3] // 2)
         before = torch.get_num_threads()

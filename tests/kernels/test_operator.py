@@ -9,6 +9,7 @@ import torch
 
 from theodolite.encodings import rotary_tables
 from theodolite.kernels import operator, rotate
+from theodolite.kernels.layout import Layout
 from theodolite.kernels.operands import Tables
 from theodolite.plan import Rotary
 
@@ -36,6 +37,7 @@ def _fresh_compiler():
 def always(monkeypatch):
     """Graphs take the operator for small tensors too."""
     monkeypatch.setattr(operator, "WORTH", 1)
+    monkeypatch.setattr(operator, "WORTH_HARD", 1)
 
 
 class TestRegistered:
@@ -115,13 +117,30 @@ class TestWhereItPays:
         cos, sin = (table[0, 0] for table in tables(5, 8))
         assert "theodolite.rotate" not in self.names(heads(torch.float32, False), cos, sin)
 
+    @pytest.mark.skipif(not operator.NATIVE, reason="the native rotation is not built")
+    @pytest.mark.parametrize(
+        ("options", "gradient", "held"),
+        [
+            ({}, True, False),
+            ({"interleaved": True}, False, False),
+            ({"interleaved": True}, True, True),
+            ({"rotary_dim": 8}, False, True),
+        ],
+        ids=str,
+    )
+    def test_what_inductor_does_badly_sooner(self, monkeypatch, options, gradient, held):
+        monkeypatch.setattr(operator, "WORTH_HARD", 1)
+        x, (cos, sin) = heads(torch.float32, False), tables(5, options.get("rotary_dim", 16) // 2)
+        names = self.names(x.requires_grad_(gradient), cos[0, 0], sin[0, 0], **options)
+        assert ("theodolite.rotate" in names) is held
+
     def test_learned_tables(self, always):
         cos, sin = (table[0, 0].requires_grad_() for table in tables(5, 8))
         assert "theodolite.rotate" not in self.names(heads(torch.float32, False), cos, sin)
 
     def test_outside_a_graph_it_does_not(self, always):
         x, (cos, sin) = heads(torch.float32, False), tables(5, 8)
-        assert not operator.pays(x, Tables(cos, sin, None))
+        assert not operator.pays(x, Tables(cos, sin, None), Layout(False, 16, False, False))
 
     def test_an_exported_program_needs_no_theodolite(self, always):
         class Model(torch.nn.Module):

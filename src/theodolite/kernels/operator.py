@@ -19,8 +19,10 @@ from theodolite.kernels.running import run
 _ARGUMENTS = (
     "Tensor cos, Tensor sin, Tensor? positions, bool interleaved, SymInt rotary_dim, bool trailing, bool conjugate"
 )
-# Elements of x from which on the operator is quicker than what inductor makes of the formula, as measured.
+# Elements of x from which on the operator is quicker than what inductor makes of the formula, as measured; and the same
+# where inductor does badly: part of a head, pairs of neighbours in float16 or with a gradient.
 WORTH = 2**22
+WORTH_HARD = 2**19
 # A graph cannot ask.
 NATIVE = native.load() is not None
 
@@ -67,14 +69,12 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 torch.library.register_autograd("theodolite::rotate", _backward, setup_context=_save)
 
 
-def pays(x: Tensor, tables: Tables) -> bool:
+def pays(x: Tensor, tables: Tables, layout: Layout) -> bool:
     """Whether a compiled graph should hold the operator for `x` (B, H, S, D): it is large, on the CPU, and the native
     rotation is there."""
-    return bool(
-        torch.compiler.is_compiling()
-        and NATIVE
-        and x.device.type == "cpu"
-        and not torch.compiler.is_exporting()
-        and not (tables.cos.requires_grad or tables.sin.requires_grad)
-        and x.numel() >= WORTH
-    )
+    if not (torch.compiler.is_compiling() and NATIVE) or torch.compiler.is_exporting():
+        return False
+    if x.device.type != "cpu" or tables.cos.requires_grad or tables.sin.requires_grad:
+        return False
+    hard = layout.rotary_dim < x.shape[-1] or (layout.interleaved and (x.requires_grad or x.dtype == torch.float16))
+    return bool(x.numel() >= (WORTH_HARD if hard else WORTH))

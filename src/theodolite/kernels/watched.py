@@ -34,7 +34,7 @@ def _turn(x: Tensor, tables: Tables, layout: Layout, heads_first: bool) -> Tenso
     view = canonical(x, heads_first)
     if onnx_operator.expresses(view, tables, layout):
         turned = onnx_operator.rotate(view, tables, layout)
-    elif operator.pays(view, tables):
+    elif operator.pays(view, tables, layout):
         turned = torch.ops.theodolite.rotate(view, *tables, *layout)
     else:
         turned = rotate_traced(view, *tables, layout)

@@ -10,8 +10,11 @@ from torch import Tensor, nn
 from theodolite.plan import Rotary
 from theodolite.positions.checks import LARGEST_POSITION
 
-# Entries worked on at once: the float64 scratch stays at a MiB.
+# Entries worked on at once, at least and at most: the float64 scratch is a MiB, or, where a table is long, an eighth of
+# it, at most 16 MiB. In smaller parts torch's threads would wait for each other more often than they work.
 BLOCK = 2**16
+_LARGEST_BLOCK = 2**20
+_PARTS = 16
 
 
 def host_positions(name: str, positions: Tensor) -> Tensor:
@@ -44,7 +47,8 @@ def _refuse(name: str, position: float) -> None:
 
 def row_blocks(rows: int, pairs: int) -> Iterator[slice]:
     """Slices that cover `rows` rows of `pairs` entries, as many at once as are worked on at once."""
-    step = max(1, BLOCK // max(1, pairs))
+    entries = min(max(BLOCK, rows * pairs // _PARTS), _LARGEST_BLOCK)
+    step = max(1, entries // max(1, pairs))
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
