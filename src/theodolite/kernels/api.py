@@ -44,7 +44,8 @@ def rotate(
         cos, sin: (S, R/2) or (B, S, R/2), one row per token of the call. Where heads turn by frequencies of their own,
             (B, Ht, S, R/2) or (1, Ht, S, R/2) in either layout of q and k; H of q and of k must be multiples of Ht,
             and heads that stand together share a table, as grouped queries share a key. R columns instead of R/2 give
-            each channel its own entry, in the order of the channels: `x1 cos1 - x2 sin1, x2 cos2 + x1 sin2`.
+            each channel its own entry, `x1 cos1 - x2 sin1, x2 cos2 + x1 sin2`, in the order of the channels: (a, b, a,
+            b) for halves that are alike, (a, a, b, b) for neighbours.
         positions: (S,) or (B, S), integers: cos and sin have L rows, and these say which row is whose. No table of
             the rows that were picked is made.
 

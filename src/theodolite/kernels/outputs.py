@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -10,6 +10,8 @@ from torch import Tensor
 from theodolite.kernels.memory import overlaps_itself, share_elements, stretches_meet
 from theodolite.kernels.operands import canonical
 
+# Not public: without it autograd refuses all the same, when it is too late.
+_made_how: Callable[[Tensor], object] | None = getattr(torch._C._autograd, "_get_creation_meta", None)
 # What is turned, or where it goes, by name: "q" and "k".
 Named = dict[str, Tensor]
 MaybeNamed = Mapping[str, "Tensor | None"]
@@ -25,7 +27,7 @@ def check_outputs(given: Named, outputs: Named, tables: Named) -> None:
 
     Raises:
         ValueError: a shape, dtype or device, or a table that requires a gradient.
-        RuntimeError: a leaf that requires a gradient, or an output that overlaps itself.
+        RuntimeError: a leaf that requires a gradient, a view that autograd guards, or an output that overlaps itself.
     """
     recording = torch.is_grad_enabled()
     for name, out in outputs.items():
@@ -44,6 +46,11 @@ def check_outputs(given: Named, outputs: Named, tables: Named) -> None:
             raise RuntimeError(f"{label}: it overlaps itself (an expanded tensor) and cannot be written")
         if recording and inplace and x.requires_grad and x.is_leaf:
             raise RuntimeError(f"{name}: a leaf that requires a gradient cannot be turned in place; use inplace=False")
+        if recording and inplace and x.requires_grad and _may_not_be_written(x):
+            raise RuntimeError(
+                f"{name}: autograd lets no view that split, chunk, unbind or no_grad made be written in place; "
+                "use inplace=False"
+            )
         if recording and not inplace and (x.requires_grad or out.requires_grad):
             raise RuntimeError(f"{label}: gradients do not pass through it; leave it out, or use no_grad")
 
@@ -105,6 +112,13 @@ def require_apart(q: Tensor, k: Tensor) -> None:
         raise ValueError(
             "k: it shares elements with q, which in place would be turned twice; give one of the two as None"
         )
+
+
+def _may_not_be_written(x: Tensor) -> bool:
+    """What autograd would say only after it is written."""
+    if torch.compiler.is_compiling() or not x._is_view() or _made_how is None:
+        return False
+    return _made_how(x) != torch._C._autograd.CreationMeta.DEFAULT
 
 
 def _check_like(label: str, out: object, name: str, x: Tensor) -> None:
