@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import subprocess
@@ -211,7 +210,6 @@ class TestLoading:
 
         def of(path: Path) -> str | None:
             monkeypatch.setattr(native, "PATH", path)
-            monkeypatch.setattr(native, "Library", functools.partial(native.Library, path))
             self.forget()
             assert native.load() is None
             assert choice.active() == "eager"
@@ -236,6 +234,13 @@ class TestLoading:
         text = reason(path)
         assert f"{path.name} has interface {abi}" in text
         assert "it is of another version; build it anew" in text
+
+    @needs_compiler
+    def test_of_another_library_altogether(self, reason, tmp_path):
+        source, path = tmp_path / "other.c", tmp_path / f"other{native.PATH.suffix}"
+        source.write_text("int other(void) { return 1; }\n")
+        compiled(CC, "-shared", "-fPIC", source, "-o", path)
+        assert "theodolite" in reason(path)
 
     @pytest.mark.parametrize("content", [b"", b"not a library\n" * 999, b"\x7fELF"], ids=["empty", "text", "damaged"])
     def test_of_no_library(self, content, reason, tmp_path):
@@ -415,3 +420,23 @@ class TestAllocations:
                 assert self.allocated(lambda: rotate(*leaves, cos, sin, **options)) == results
                 turned = rotate(*leaves, cos, sin, **options)
                 assert self.allocated(lambda turned=turned: torch.autograd.grad(turned, leaves, weights)) == results
+
+
+class TestChoosing:
+    """A name that is misspelt is an error, not another implementation than the one that was asked for."""
+
+    def test_in_the_environment(self):
+        done = subprocess.run(
+            [sys.executable, "-c", "import theodolite.kernels"],
+            env=os.environ | {"THEODOLITE_KERNEL": "nativ"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode != 0
+        assert "THEODOLITE_KERNEL: got 'nativ'; there are native, triton, eager" in done.stderr
+
+    def test_in_a_block(self):
+        words = "implementation: got 'nativ'; there are native, triton, eager"
+        with pytest.raises(ValueError, match=words), choice.use("nativ"):
+            pass

@@ -19,10 +19,18 @@ Implementation = Callable[[Turns, Tensor, Tensor, "Tensor | None", Layout], None
 
 NAMES = ("native", "triton", "eager")
 _LOGGER = logging.getLogger("theodolite")
+
+
+def _from_environment() -> str | None:
+    name = os.environ.get("THEODOLITE_KERNEL") or None
+    if name is not None and name not in NAMES:
+        raise ValueError(f"THEODOLITE_KERNEL: got {name!r}; there are {', '.join(NAMES)}")
+    return name
+
+
 # THEODOLITE_KERNEL=eager shows whether a fault is the library's.
-_asked: ContextVar[str | None] = ContextVar(
-    "theodolite_implementation", default=os.environ.get("THEODOLITE_KERNEL") or None
-)
+_ENVIRONMENT = _from_environment()
+_asked: ContextVar[str | None] = ContextVar("theodolite_implementation", default=_ENVIRONMENT)
 _said: set[str] = set()
 
 
