@@ -66,16 +66,24 @@ def cos_sin(angles: Tensor, amplitude: float, dtype: torch.dtype = torch.float32
 
 
 def cos_sin_by_block(
-    angles: Callable[[slice], Tensor], rows: int, pairs: int, amplitude: float, dtype: torch.dtype = torch.float32
+    angles: Callable[[slice, Tensor], Tensor], rows: int, pairs: int, amplitude: float
 ) -> tuple[Tensor, Tensor]:
     """`cos_sin` of a table that may be long, (rows, pairs) each.
 
     Args:
-        angles: makes those of some rows.
+        angles: writes those of some rows to a tensor, and returns it.
     """
-    cos, sin = (torch.empty((rows, pairs), dtype=dtype, device="cpu") for _ in range(2))
+    cos, sin = (torch.empty((rows, pairs), dtype=torch.float32, device="cpu") for _ in range(2))
+    scratch: Tensor | None = None
     for block in row_blocks(rows, pairs):
-        cos[block], sin[block] = cos_sin(angles(block), amplitude, torch.float64)
+        if scratch is None:
+            # Once: memory that is given back and asked for again is found again page by page.
+            scratch = torch.empty((2, min(block.stop, rows), pairs), dtype=torch.float64, device="cpu")
+        turning, turned = scratch[:, : min(block.stop, rows) - block.start]
+        turning = angles(block, turning)
+        for table, turn in ((cos, torch.cos), (sin, torch.sin)):
+            turn(turning, out=turned)
+            table[block] = turned if amplitude == 1.0 else turned.mul_(amplitude)
     return cos, sin
 
 

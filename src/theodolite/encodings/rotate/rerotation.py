@@ -237,8 +237,9 @@ def _compute(
         after = _of_tokens("new_positions", new_positions, rows)
         old, new = (torch.tensor(freq, dtype=torch.float64, device="cpu") for freq in (old_freq, new_freq))
 
-        def angles(block: slice) -> Tensor:
-            return after[block][:, list(new_axis)] * new - before[block][:, list(old_axis)] * old
+        def angles(block: slice, out: Tensor) -> Tensor:
+            torch.mul(after[block][:, list(new_axis)], new, out=out)
+            return out.sub_(before[block][:, list(old_axis)] * old)
 
         cos, sin = cos_sin_by_block(angles, rows * tokens, len(new_freq), amplitude)
         return cos.view(shape), sin.view(shape)
