@@ -12,6 +12,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.kernels.formula import DTYPES, WIDTHS, formula, randn, same_bits, tables
+from theodolite.kernels import rotate
 from theodolite.kernels.layout import Layout
 from theodolite.kernels.packed import rounded
 from theodolite.kernels.traced import rotate_traced
@@ -167,7 +168,7 @@ class TestCompiled:
 class TestInductor:
     """The compiler that users run. It may contract a product and a sum; that is the only difference allowed."""
 
-    def test_within_the_bound_and_its_positions_checked(self):
+    def test_within_the_bound(self):
         positions, cases = torch.randint(0, 23, (1, 63)), []
         for dtype, interleaved in itertools.product((torch.float32, torch.bfloat16), (False, True)):
             for channels, width in ((64, 64), (48, 32)):
@@ -189,9 +190,23 @@ class TestInductor:
             bound = 2.1 * 2.0**-24 * size
             assert ((mine.double() - true).abs() <= bound + step * (true.abs() + bound)).all(), case[-1]
             assert mine.stride() == case[0].stride()
+
+    def test_positions_are_looked_at_before_threads_meet_them(self):
+        """An exception in one of inductor's threads ends the process."""
+        x, (cos, sin) = randn(1, 4, 63, 64), (table[0, 0] for table in tables(1, 1, 23, 32))
+        positions = torch.randint(0, 23, (63,))
+
+        def turned(x, positions):
+            return rotate(x, None, cos, sin, positions=positions)[0]
+
+        graph = compiled(turned, "inductor")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            out = graph(x, positions)
+        assert (out - turned(x, positions)).abs().max() <= 4 * 2.0**-24 * x.norm(dim=-1).max()
         for wrong in (-1, 23):
-            with pytest.raises(RuntimeError, match="out of bounds"):
-                graph(cases, torch.full_like(positions, wrong))
+            with pytest.raises(ValueError, match=f"positions: got {wrong}; the tables have 23 rows, 0 to 22"):
+                graph(x, torch.full_like(positions, wrong))
 
 
 class TestPositions:

@@ -14,6 +14,7 @@ from torch import Tensor
 from theodolite.kernels import native
 from theodolite.kernels.layout import Layout
 from theodolite.kernels.operands import Tables
+from theodolite.kernels.rows import require_rows
 from theodolite.kernels.running import run
 
 _ARGUMENTS = (
@@ -50,6 +51,22 @@ def _rotate_fake(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, 
 @torch.library.register_fake("theodolite::rotate_")  # type: ignore[untyped-decorator]
 def _rotate_in_place_fake(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, *layout: Any) -> None:
     return None
+
+
+torch.library.define("theodolite::rows_within", "(Tensor positions, SymInt rows) -> Tensor")
+
+
+@torch.library.impl("theodolite::rows_within", "CompositeExplicitAutograd")
+def _rows_within(positions: Tensor, rows: int) -> Tensor:
+    """The same positions, looked at when a graph runs: an index out of range ends the process where inductor's threads
+    find it."""
+    require_rows(positions, rows)
+    return positions.clone()
+
+
+@torch.library.register_fake("theodolite::rows_within")  # type: ignore[untyped-decorator]
+def _rows_within_fake(positions: Tensor, rows: int) -> Tensor:
+    return torch.empty_like(positions)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -37,6 +37,13 @@ def _turn(x: Tensor, tables: Tables, layout: Layout, heads_first: bool) -> Tenso
     elif operator.pays(view, tables, layout):
         turned = torch.ops.theodolite.rotate(view, *tables, *layout)
     else:
-        turned = rotate_traced(view, *tables, layout)
+        turned = rotate_traced(view, *_checked(tables), layout)
     turned = turned if x.dim() == 4 else turned.squeeze(0)
     return turned if heads_first else turned.transpose(-3, -2)
+
+
+def _checked(tables: Tables) -> Tables:
+    positions = tables.positions
+    if positions is None or not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return tables
+    return tables._replace(positions=torch.ops.theodolite.rows_within(positions, tables.cos.shape[2]))
