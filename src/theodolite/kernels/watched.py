@@ -21,8 +21,8 @@ def run_watched(xs: Maybe, outs: Maybe, tables: Tables, layout: Layout, heads_fi
         outs: where each is copied to, or None.
 
     Raises:
-        ValueError: a position has no row. In a graph or under a transform it is an IndexError or a RuntimeError of
-            torch, when it runs.
+        ValueError: a position has no row; in a compiled graph, when it runs. In an exported program or under a
+            transform it is torch's IndexError or RuntimeError.
     """
     if tables.positions is not None and not is_watched() and is_plain(tables.positions):
         require_rows(tables.positions, tables.cos.shape[2])
