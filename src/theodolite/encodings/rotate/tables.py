@@ -172,8 +172,7 @@ def _made(positions: Tensor, inv_freq: Sequence[float], axis: Sequence[int], amp
     shape = torch.Size((*(positions.shape[1:] if axis else positions.shape), len(inv_freq)))
     if positions.is_meta:
         return positions.new_empty(shape, dtype=torch.float32), positions.new_empty(shape, dtype=torch.float32)
-    # A third of the time that torch.tensor takes.
-    frequencies, columns = torch.from_numpy(np.array(inv_freq, dtype=np.float64)), list(axis)
+    frequencies, columns = _in_float64(inv_freq), list(axis)
     if positions.numel() == 1:
         # A decoding step: one number is dealt with sooner as such.
         return cos_sin((frequencies * one_position("positions", positions)).view(shape), amplitude)
@@ -187,6 +186,13 @@ def _made(positions: Tensor, inv_freq: Sequence[float], axis: Sequence[int], amp
 
     cos, sin = cos_sin_by_block(angles, flat.shape[-1], shape[-1], amplitude)
     return cos.view(shape), sin.view(shape)
+
+
+def _in_float64(inv_freq: Sequence[float]) -> Tensor:
+    if isinstance(inv_freq, Tensor):
+        return inv_freq.to("cpu", torch.float64)
+    # A third of the time that torch.tensor takes.
+    return torch.from_numpy(np.array(inv_freq, dtype=np.float64))
 
 
 def _by_pair(positions: Tensor, columns: list[int]) -> Tensor:
