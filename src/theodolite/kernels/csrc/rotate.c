@@ -47,14 +47,22 @@
 #define TOKENS_OF_BLOCK 512
 /* From here on outputs are written past the caches. */
 #define STREAM_BYTES (16 << 20)
-/* What does not stay in a core's second cache is asked for ahead: processors follow one stream well, halves of heads
- * less. */
-#define AHEAD_BYTES 4096
-#define AHEAD_TOKENS 2
+/* What does not stay in a core's second cache is asked for ahead: in the one stream of a token's heads, or
+ * shared among the streams of several heads' tokens; more would not stay in the first cache. */
+#define AHEAD_BYTES 8192
 #define AHEAD_FROM (1 << 20)
+/* Where tokens stand together: the heads, which are as many streams, that a row is read for once. */
+#define HEADS_TOGETHER 4
+/* Beyond the last cache fewer streams, further ahead, are quicker. */
+#define FAR_BYTES (32 << 20)
+#define FAR_TOGETHER 2
 /* Elements that are worth a thread. */
 #define GRAIN 32768
 #define LINE 64
+/* Whether the processor's rounding to a type may take for 0 what is not: as each set says for bfloat16. */
+#define FLUSHES_f32 0
+#define FLUSHES_f64 0
+#define FLUSHES_f16 0
 
 struct job {
     const struct theodolite_call *call;
@@ -63,8 +71,18 @@ struct job {
     const void *cos, *sin, *positions;
     int64_t table_size;
     int heads_inside[2]; /* a token's heads stand closer than a head's tokens */
-    int ahead[2];        /* too large for the caches: what comes next is prefetched */
+    int64_t ahead[2];    /* elements from what is turned to what is prefetched; 0 where all stays in the caches */
     int stream[2];
+    int64_t together[2]; /* heads at a time */
+    int rows_in_turn; /* a token's row is the table's next, used as it stands */
+};
+
+/* `steps` tokens of `heads` heads, by rows that follow each other. Strides from head to head and from step to step. */
+struct run {
+    int64_t heads, steps, pairs;
+    int64_t x_head, x_step, out_head, out_step;
+    int64_t cos_step, sin_step;
+    int64_t ahead, ahead_bytes;
 };
 
 struct row_f {
@@ -303,11 +321,21 @@ static int can_stream(const struct theodolite_call *call, const struct theodolit
            operand->out_token_stride * size % LINE == 0;
 }
 
+/* Elements from what is turned to what is asked for: in the same head's stream, or in that of all heads. */
+static int64_t ahead_of(const struct job *job, int which) {
+    const struct theodolite_operand *operand = &job->call->operands[which];
+    const int64_t row = job->call->head_dim, size = size_of(job->call->type);
+    if (job->heads_inside[which])
+        return operand->head_stride == row ? AHEAD_BYTES / size : operand->token_stride;
+    return operand->token_stride == row ? AHEAD_BYTES / job->together[which] / size : 4 * operand->token_stride;
+}
+
 static void plan_operand(struct job *job, int which) {
     const struct theodolite_operand *operand = &job->call->operands[which];
     job->heads_inside[which] =
         operand->heads && (operand->head_stride <= operand->token_stride || job->call->tokens == 1);
-    job->ahead[which] = operand->bytes >= AHEAD_FROM;
+    job->together[which] = operand->bytes > FAR_BYTES ? FAR_TOGETHER : HEADS_TOGETHER;
+    job->ahead[which] = operand->bytes < AHEAD_FROM ? 0 : ahead_of(job, which);
     job->stream[which] =
         operand->heads && job->out[which] != job->x[which] && can_stream(job->call, operand, job->out[which]);
 }
@@ -363,6 +391,9 @@ int64_t theodolite_rotate(
         return THEODOLITE_OVERLAP;
     for (which = 0; which < 2; which++)
         plan_operand(&job, which);
+    job.rows_in_turn =
+        call->position_size == 0 && !(call->by_channel && call->interleaved) &&
+        call->table_type == (call->type == THEODOLITE_FLOAT64 ? THEODOLITE_FLOAT64 : THEODOLITE_FLOAT32);
     grain = GRAIN / (heads * call->head_dim) + 1;
     if (threads && tokens > grain)
         return threads(0, tokens, grain, turn_range, &job) ? THEODOLITE_THREADS : THEODOLITE_DONE;

@@ -4,6 +4,9 @@
 #define NK(name, kind) CAT(CAT(CAT(CAT(name, _), kind), _), SET)
 
 #include VECTORS
+#ifndef FLUSHES_bf16
+#define FLUSHES_bf16 0
+#endif
 #include "row.h"
 
 #define P f32
@@ -36,6 +39,8 @@
 static const turn_function N(turns)[4] = {
     NK(turn_tokens, f32), NK(turn_tokens, bf16), NK(turn_tokens, f16), NK(turn_tokens, f64)};
 
+#undef FLUSHES_bf16
+#undef PAIRS_TYPE
 #undef N
 #undef NK
 #undef WIDTH_f

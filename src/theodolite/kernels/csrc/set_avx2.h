@@ -126,3 +126,19 @@ static INLINE void NK(store2, f16)(uint16_t *to, __m256 a, __m256 b, int stream)
 }
 
 #include "some.h"
+
+/* A pair fills 32 bits, so that its channels come apart and back without a look at their neighbours. */
+static INLINE __m256 NK(order_pairs, bf16)(__m256 row) { return row; }
+static INLINE void NK(load_pairs, bf16)(const uint16_t *from, __m256 *first, __m256 *second) {
+    const __m256i words = _mm256_loadu_si256((const __m256i *)from);
+    *first = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
+    *second = _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32((int)0xffff0000u)));
+}
+static INLINE void NK(store_pairs, bf16)(uint16_t *to, __m256 first, __m256 second, int stream) {
+    N(put)(to, _mm256_or_si256(N(round_bf16)(first), _mm256_slli_epi32(N(round_bf16)(second), 16)), stream);
+}
+
+#include "pairs.h"
+PAIRS_TYPE(f32, f, float)
+PAIRS_TYPE(f64, d, double)
+PAIRS_TYPE(f16, f, uint16_t)

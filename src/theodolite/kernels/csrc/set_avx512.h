@@ -127,18 +127,42 @@ static INLINE void NK(load2, bf16)(const uint16_t *from, __m512 *a, __m512 *b) {
     *b = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, high, words));
 }
 static INLINE void NK(store2, bf16)(uint16_t *to, __m512 a, __m512 b, int stream) {
-#if HAS_BF16
-    /* The instruction takes subnormals for 0, which nothing else does; they are rare. */
-    const __m512bh rounded = _mm512_cvtne2ps_pbh(b, a);
-    if (LIKELY((_mm512_fpclass_ps_mask(a, 0x20) | _mm512_fpclass_ps_mask(b, 0x20)) == 0)) {
-        __m512i packed;
-        memcpy(&packed, &rounded, sizeof packed);
-        N(put)(to, packed, stream);
-        return;
-    }
-#endif
     N(put)(to, N(pair_up)(N(round_bf16)(a), N(round_bf16)(b)), stream);
 }
+
+/* A pair fills 32 bits, so that its channels come apart and back without a look at their neighbours. */
+static INLINE __m512 NK(order_pairs, bf16)(__m512 row) { return row; }
+static INLINE void NK(load_pairs, bf16)(const uint16_t *from, __m512 *first, __m512 *second) {
+    const __m512i words = _mm512_loadu_si512(from);
+    *first = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+    *second = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000u)));
+}
+/* The first 16 words and the last in turn. */
+static INLINE __m512i N(interleave)(__m512i words) {
+    const __m512i index = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+        21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(index, words);
+}
+static INLINE void NK(store_pairs, bf16)(uint16_t *to, __m512 first, __m512 second, int stream) {
+    N(put)(to, N(interleave)(N(pair_up)(N(round_bf16)(first), N(round_bf16)(second))), stream);
+}
+
+#if HAS_BF16
+/* The processor's own rounding takes subnormals for 0, which nothing else does: where a word is 0, it is in doubt. */
+#define FLUSHES_bf16 1
+typedef __m512i N(words);
+typedef __m512i N(doubt);
+static INLINE __m512i NK(round2, bf16)(__m512 a, __m512 b) {
+    const __m512bh rounded = _mm512_cvtne2ps_pbh(b, a);
+    __m512i words;
+    memcpy(&words, &rounded, sizeof words);
+    return words;
+}
+static INLINE __m512i N(doubt_of)(__m512i one, __m512i two) {
+    return _mm512_min_epu16(_mm512_add_epi16(one, one), _mm512_add_epi16(two, two));
+}
+static INLINE int N(doubtful)(__m512i doubt) { return _mm512_test_epi16_mask(doubt, doubt) != 0xffffffffu; }
+#endif
 
 static INLINE __m512 NK(load, f16)(const uint16_t *from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
@@ -164,3 +188,7 @@ static INLINE __m512 NK(load_row, f)(const float *from) { return _mm512_loadu_ps
 static INLINE __m512d NK(load_row, d)(const double *from) { return _mm512_loadu_pd(from); }
 static INLINE __m512 NK(load_row_some, f)(const float *from, int64_t n) { return NK(load_some, f32)(from, n); }
 static INLINE __m512d NK(load_row_some, d)(const double *from, int64_t n) { return NK(load_some, f64)(from, n); }
+#include "pairs.h"
+PAIRS_TYPE(f32, f, float)
+PAIRS_TYPE(f64, d, double)
+PAIRS_TYPE(f16, f, uint16_t)

@@ -73,3 +73,8 @@ NEON_TYPE(f16, f, uint16_t)
 #undef NEON_TYPE
 
 #include "some.h"
+#include "pairs.h"
+PAIRS_TYPE(f32, f, float)
+PAIRS_TYPE(f64, d, double)
+PAIRS_TYPE(f16, f, uint16_t)
+PAIRS_TYPE(bf16, f, uint16_t)

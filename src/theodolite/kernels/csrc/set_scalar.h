@@ -56,3 +56,9 @@ SCALAR_TYPE(f16, uint16_t, float, from_f16, to_f16)
 #undef SAME
 #undef SCALAR_TYPE
 #undef SCALAR_KIND
+
+#include "pairs.h"
+PAIRS_TYPE(f32, f, float)
+PAIRS_TYPE(f64, d, double)
+PAIRS_TYPE(f16, f, uint16_t)
+PAIRS_TYPE(bf16, f, uint16_t)
