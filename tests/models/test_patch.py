@@ -189,6 +189,21 @@ class TestPerLayer:
             assert len(made) == 2 * distinct
             assert len(set(made)) == distinct
 
+    @pytest.mark.parametrize("family", ["llama", "gemma3"])
+    def test_layers_are_looked_at_once_and_then_called_without_hooks_they_need_not(self, family: str) -> None:
+        model = tiny(family, num_hidden_layers=4)
+        selects = 4 if len(set(own_plan(model).rotaries)) > 1 else 0
+        layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
+        assert len(layers) == 4
+        with patched(model, own_plan(model)):
+            assert sum(len(layer._forward_hooks) for layer in layers) == 4
+            first = logits(model, tokens(9))
+            assert sum(len(layer._forward_hooks) + len(layer._forward_hooks_with_kwargs) for layer in layers) == 0
+            assert sum(len(layer._forward_pre_hooks) for layer in layers) == selects
+            assert torch.equal(logits(model, tokens(9)), first)
+        with patched(model, own_plan(model)):
+            assert sum(len(layer._forward_hooks) for layer in layers) == 4
+
 
 class TestScoreScale:
     """The plan's multiplier of the scores is the model's."""

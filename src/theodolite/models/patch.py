@@ -12,7 +12,7 @@ from torch import nn
 from theodolite.models.decoder import Decoder, find_decoder, find_owner
 from theodolite.models.describe import why_not_rotary
 from theodolite.models.fit import check_layer, check_length, check_rest
-from theodolite.models.hooks import CheckRotation, PatchedForward, SelectRotation
+from theodolite.models.hooks import CheckRotation, PatchedForward, SelectRotation, remove_hooks
 from theodolite.models.rotation import install, release
 from theodolite.plan import ModelPlan
 
@@ -66,7 +66,7 @@ def unpatch(model: nn.Module) -> None:
     else:
         record.decoder.rotary.forward = record.forward.previous
     for layer in record.decoder.layers:
-        _remove_hooks(layer)
+        remove_hooks(layer, SelectRotation, CheckRotation)
     for attention, scaling in record.scalings:
         attention.scaling = scaling  # type: ignore[assignment]
     for module_name, name in record.decoder.functions:
@@ -118,27 +118,20 @@ def _patch(model: nn.Module, plan: ModelPlan) -> None:
     check_length(decoder, plan)
     check_rest(model, plan)
     scales = [change for index in range(len(plan.layers)) if (change := check_layer(decoder, plan, index))]
-    forward = PatchedForward(decoder.functions, decoder.rotary.__dict__.get("forward"))
+    alike = len({policy.rotate for policy in plan.layers}) == 1
+    common = SelectRotation(plan.layers[0].rotate) if alike else None
+    forward = PatchedForward(decoder.functions, decoder.rotary.__dict__.get("forward"), common)
     before = tuple((attention, attention.scaling) for attention, _ in scales)
     setattr(decoder.module, _RECORD, _Record(plan, decoder, forward, before))
     decoder.rotary.forward = forward  # type: ignore[method-assign]
     for module_name, name in decoder.functions:
         install(module_name, name, forward)
     for index, (layer, policy) in enumerate(zip(decoder.layers, plan.layers, strict=True)):
-        layer.register_forward_pre_hook(SelectRotation(policy.rotate), with_kwargs=True)
+        if common is None:
+            layer.register_forward_pre_hook(SelectRotation(policy.rotate), with_kwargs=True)
         layer.register_forward_hook(CheckRotation(index), with_kwargs=True)
     for attention, scale in scales:
         attention.scaling = scale  # type: ignore[assignment]
-
-
-def _remove_hooks(layer: nn.Module) -> None:
-    for hooks, with_kwargs in (
-        (layer._forward_pre_hooks, layer._forward_pre_hooks_with_kwargs),
-        (layer._forward_hooks, layer._forward_hooks_with_kwargs),
-    ):
-        for key in [key for key, hook in hooks.items() if isinstance(hook, (SelectRotation, CheckRotation))]:
-            del hooks[key]
-            with_kwargs.pop(key, None)
 
 
 def _scalings(plan: ModelPlan) -> str:

@@ -75,7 +75,14 @@ def _fit_axes(positions: Tensor, rotary: Rotary) -> Tensor:
 
 
 class LayerRotation(Carrier):
-    """One layer's rotation at the positions of this forward; `rotary=None` turns nothing (NoPE)."""
+    """The rotation of one layer, or of all that turn alike, at the positions of this forward.
+
+    `used` tells whether a layer's code has turned by it.
+
+    Args:
+        rotary: the encoding; None turns nothing (NoPE).
+        tables: its cos and sin.
+    """
 
     def __init__(self, rotary: Rotary | None, tables: Tables | None) -> None:
         self.rotary, self.tables = rotary, tables
@@ -95,7 +102,7 @@ class LayerRotation(Carrier):
         if rotary is None or tables is None:
             return q, k
         for x in (q, k):
-            if x is not None and x.shape[-1] not in (rotary.head_dim, rotary.rotary_dim):
+            if x is not None and x.size(-1) not in (rotary.head_dim, rotary.rotary_dim):
                 raise ValueError(
                     f"rotary_dim: the plan turns {rotary.rotary_dim} channels of a head of {rotary.head_dim}; "
                     f"this model hands over {x.shape[-1]} channels to turn"

@@ -205,6 +205,7 @@ class TestRefusals:
             ),
             (torch.tensor([0, 2**24 + 1]), r"positions: got 16777217; the tables are exact up to 2\*\*24 = 16777216"),
             (torch.tensor([5, -(2**24) - 1]), "positions: got -16777217"),
+            (torch.tensor([-(2**24) - 1]), "positions: got -16777217"),
             (torch.tensor([2**63], dtype=torch.uint64), "positions: got 9223372036854775808"),
             (torch.tensor([1.0, float("nan")]), "positions: got nan"),
             (torch.tensor([float("inf")]), "positions: got inf"),
@@ -360,11 +361,12 @@ class TestMultipleAxes:
             rotary_tables(many, positions.expand(3, 2, 70)), rotary_tables(rotary(head_dim, 1e6, **options), positions)
         )
 
+    @pytest.mark.parametrize("tokens", [9, 1100])
     @pytest.mark.parametrize(("section", "interleaved"), [((16, 24, 24), False), ((24, 20, 20), True)])
-    def test_each_pair_follows_its_axis_under_yarn(self, section, interleaved):
+    def test_each_pair_follows_its_axis_under_yarn(self, section, interleaved, tokens):
         scaling = YaRN(factor=4, original_max_position_embeddings=1024)
         many = rotary(128, 1e6, mrope_section=section, mrope_interleaved=interleaved, scaling=scaling)
-        positions = torch.randint(0, 100_000, (3, 2, 9), generator=torch.Generator().manual_seed(0))
+        positions = torch.randint(0, 100_000, (3, 2, tokens), generator=torch.Generator().manual_seed(0))
         tables = rotary_tables(many, positions)
         by_axis = [rotary_tables(rotary(128, 1e6, scaling=scaling), axis) for axis in positions]
         for pair, axis in enumerate(many.axis_of_pairs()):
