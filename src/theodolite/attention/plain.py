@@ -50,7 +50,7 @@ def attend_plainly(
         (B, H, Sq, E) in the dtype of v.
     """
     k_positions = q_positions if k_positions is None else k_positions
-    _check(policy, q, k, v, q_positions, k_positions, sinks, visible)
+    check_attention(policy, q, k, v, q_positions, k_positions, sinks, visible)
     seen = policy.visible(q_positions, k_positions, visible=visible, order=order)
     bias = policy.dense_bias(q_positions, k_positions, q=q, k=k, x=x, q_state=q_state, k_state=k_state, visible=seen)
     q_tables, k_tables = (SharedTables(at, lengths=lengths, device=q.device) for at in (q_positions, k_positions))
@@ -80,7 +80,7 @@ def attend_plainly(
     return (out if added is None else out + added).to(v.dtype)
 
 
-def _check(
+def check_attention(
     policy: Policy,
     q: Tensor,
     k: Tensor,
@@ -90,6 +90,11 @@ def _check(
     sinks: Tensor | None,
     visible: Tensor | None,
 ) -> None:
+    """Refuse what does not fit together.
+
+    Raises:
+        ValueError: as said; the message names the argument.
+    """
     if policy.mask.sinks != (sinks is not None):
         raise ValueError(f"sinks: got {'logits' if sinks is not None else 'None'} with {policy.mask}")
     for name, x, positions in (("q", q, q_positions), ("k", k, k_positions)):

@@ -70,6 +70,8 @@ class ALiBi(PairwiseBias):
             the causal one, which rewards keys after the query (`+slope_h` for each token): the mask must hide them.
     """
 
+    by_distance = True
+
     def __init__(
         self, num_heads: int, *, rule: str = "published", bias_max: float = 8.0, symmetric: bool = False
     ) -> None:

@@ -49,6 +49,8 @@ class Bias(nn.Module):
     reads: ClassVar[tuple[str, ...]] = ()
     causal_only: ClassVar[bool] = False
     """Whether it is defined for keys up to the query alone."""
+    by_distance: bool = False
+    """Whether it is a function of query position minus key position alone, and of the head."""
     score_scale: float | None = None
     """What must multiply q.k where this bias is added; None for `head_dim ** -0.5`."""
     score_scales: tuple[float | None, ...] = ()
@@ -132,6 +134,11 @@ class Bias(nn.Module):
         Shaw's relative values: a kernel that does not give its weights cannot add them.
         """
         return None
+
+    @property
+    def adds_values(self) -> bool:
+        """Whether `values` may give anything: attention must then have its weights at hand."""
+        return type(self).values is not Bias.values
 
     def forward(self, q_positions: Tensor, k_positions: Tensor, **content: Any) -> Tensor:
         """`dense`."""

@@ -34,6 +34,7 @@ class BiasSum(Bias):
         self.biases = nn.ModuleList(biases)
         self.reads = _all_reads(biases)  # type: ignore[misc]
         self.causal_only = any(bias.causal_only for bias in biases)  # type: ignore[misc]
+        self.by_distance = all(bias.by_distance for bias in biases)
 
     def state(self, x: Tensor, previous: Tensor | None = None, *, heads: slice | None = None) -> Tensor | None:
         states = (bias.state(x, previous, heads=heads) for bias in self._each())
@@ -45,6 +46,10 @@ class BiasSum(Bias):
         terms = [bias.values(weights, q_positions, k_positions, heads=heads) for bias in self._each()]
         there = [term for term in terms if term is not None]
         return sum(there[1:], there[0]) if there else None
+
+    @property
+    def adds_values(self) -> bool:
+        return any(bias.adds_values for bias in self._each())
 
     def reset_parameters(self) -> None:
         for bias in self._each():
@@ -101,6 +106,7 @@ class BiasByHead(Bias):
         self._ends = tuple(accumulate((count for _, count in parts), initial=0))
         self.reads = _all_reads(there)  # type: ignore[misc]
         self.causal_only = any(bias.causal_only for bias in there)  # type: ignore[misc]
+        self.by_distance = all(bias.by_distance for bias in there)
 
     def state(self, x: Tensor, previous: Tensor | None = None, *, heads: slice | None = None) -> Tensor | None:
         heads = self._heads(heads)
@@ -143,6 +149,10 @@ class BiasByHead(Bias):
         if any(part is None for part in parts):
             return None
         return torch.cat([part.cpu() for part in cast(list[Tensor], parts)])[self._heads(heads)]
+
+    @property
+    def adds_values(self) -> bool:
+        return any(cast(Bias, bias).adds_values for bias in self.biases)
 
     def reset_parameters(self) -> None:
         for bias in self.biases:

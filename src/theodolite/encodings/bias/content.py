@@ -228,8 +228,10 @@ class _InRowBlocks(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         grad = grad_out.mT if ctx.adds else grad_out
         count, needed = ctx.count, ctx.needs_input_grad[4:]
-        rows, whole = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        total = [torch.zeros_like(x) if wanted else None for x, wanted in zip(ctx.saved_tensors, needed, strict=True)]
+        # Once: under a checkpoint each look at them is another recomputation.
+        saved = ctx.saved_tensors
+        rows, whole = saved[:count], saved[count:]
+        total = [torch.zeros_like(x) if wanted else None for x, wanted in zip(saved, needed, strict=True)]
         wanted = [number for number, one in enumerate(total) if one is not None]
         for start, block in _blocks(rows, ctx.row_size) if wanted else []:
             stop = start + block[0].shape[2]

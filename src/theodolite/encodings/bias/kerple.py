@@ -33,6 +33,8 @@ class Kerple(PairwiseBias):
         kind: "log" or "power".
     """
 
+    by_distance = True
+
     def __init__(self, num_heads: int, *, kind: str = "log") -> None:
         super().__init__(num_heads)
         if kind not in _KINDS:

@@ -55,6 +55,10 @@ class ShawBias(ContentBias):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, clip={(self.left, self.right)}, values={self.relative_values is not None}"
 
+    @property
+    def adds_values(self) -> bool:
+        return self.relative_values is not None
+
     def values(
         self, weights: Tensor, q_positions: Tensor, k_positions: Tensor, *, heads: slice | None = None
     ) -> Tensor | None:

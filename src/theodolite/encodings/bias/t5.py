@@ -54,6 +54,7 @@ class T5Bias(PairwiseBias):
     """
 
     score_scale = 1.0
+    by_distance = True
 
     def __init__(
         self,
