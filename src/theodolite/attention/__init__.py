@@ -1,7 +1,18 @@
 """Where positions are used: attention, exactly the same however a sequence is fed."""
 
 from theodolite.attention.by_policy import Path, attend_by_policy, path_of
+from theodolite.attention.module import Attention
 from theodolite.attention.pieces import Piece, attend, merge, with_sink
 from theodolite.attention.plain import attend_plainly
 
-__all__ = ["Path", "Piece", "attend", "attend_by_policy", "attend_plainly", "merge", "path_of", "with_sink"]
+__all__ = [
+    "Attention",
+    "Path",
+    "Piece",
+    "attend",
+    "attend_by_policy",
+    "attend_plainly",
+    "merge",
+    "path_of",
+    "with_sink",
+]
