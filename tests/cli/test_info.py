@@ -261,3 +261,25 @@ class TestExtras:
         version = ".".join(map(str, release))
         needed = ",".join(sign + ".".join(map(str, bound)) for sign, bound in bounds)
         assert info._fits(version, needed) == SpecifierSet(needed).contains(version)
+
+
+class TestEnvironment:
+    """What a user set wrongly is said in a line, and a reader who has seen enough is no fault."""
+
+    def test_an_implementation_that_does_not_exist(self):
+        done = subprocess.run(
+            [sys.executable, "-m", "theodolite", "info"],
+            env={**os.environ, "THEODOLITE_KERNEL": "foo"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 2
+        assert done.stderr == "theodolite info: THEODOLITE_KERNEL: got 'foo'; there are native, triton, eager\n"
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="pipes close otherwise there")
+    def test_no_reader(self):
+        command = [sys.executable, "-m", "theodolite", "info"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+            run.stdout.close()
+            assert run.stderr.read() == b""
+        assert run.returncode == 141

@@ -237,14 +237,30 @@ class TestRefusals:
         ("change", "text"),
         [
             ({"q": torch.zeros(9, 8)}, r"q: got shape \(9, 8\); it must have four dimensions, .* or three where sequ"),
-            ({"q": [[0.0]]}, "q: got a list; it must have four dimensions"),
+            ({"q": [[0.0]]}, "q: got list; it must be a tensor"),
             ({"q": torch.zeros(9, 2, 8)}, r"cos: got shape \(9, 4\); for q of shape \(9, 2, 8\) read as \(H, T, D\)"),
             ({"q": torch.zeros(1, 2, 9, 8, dtype=torch.int64)}, "q: got torch.int64; it must be float16, bfloat16"),
             (
                 {"k": torch.zeros(1, 2, 8, 8)},
                 r"cos: got shape \(9, 4\); for k of shape \(1, 2, 8, 8\) read as \(B, H, S",
             ),
-            ({"heads_first": False}, r"cos: got shape \(9, 4\); for q .* read as \(B, S, H, D\)"),
+            (
+                {"heads_first": False},
+                r"cos: got shape \(9, 4\); for q .* read as \(B, S, H, D\) .*; or is it \(B, H, S, D\)\? then say "
+                "heads_first=True",
+            ),
+            (
+                {"cos": torch.ones(20, 4), "sin": torch.ones(20, 4)},
+                r"cos: got shape \(20, 4\); .*; positions= picks the rows of a longer table",
+            ),
+            (
+                {"cos": torch.ones(9, 2), "sin": torch.ones(9, 2)},
+                r"cos: got shape \(9, 2\); .*; where part of a head turns, say rotary_dim=4",
+            ),
+            (
+                {"cos": torch.ones(9, 4, dtype=torch.complex64)},
+                "cos: got torch.complex64; tables are float32 or float64, .*; of complex ones give .real and .imag",
+            ),
             (
                 {"cos": torch.ones(9, 5)},
                 r"cos: got shape \(9, 5\); .* rotary_dim 8 it must be \(9, 4\) or \(1, 9, 4\), .* or have 8 columns",

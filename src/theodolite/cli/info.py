@@ -28,8 +28,8 @@ def add_parser(verbs: Any) -> None:
         description="Say what is installed, what turns queries and keys on this machine, and how to have it faster.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    # Nothing here is the user's input, so no error is theirs.
-    parser.set_defaults(run=run, errors=tuple)
+    # All that is the user's is the environment: THEODOLITE_KERNEL.
+    parser.set_defaults(run=run, errors=lambda: (ValueError,))
 
 
 def run(options: argparse.Namespace) -> int:

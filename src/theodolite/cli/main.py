@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -11,10 +12,11 @@ from theodolite.cli import info, survey
 
 BAD_INPUT = 2
 INTERRUPTED = 130
+PIPE_CLOSED = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0 done, 2 bad input, 130 interrupted."""
+    """Run the command line and return its exit status: 0 done, 2 bad input, 130 interrupted, 141 no reader."""
     parser = argparse.ArgumentParser(
         prog="theodolite",
         description="How far do a model's positions hold, and what carries them further?",
@@ -25,7 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     info.add_parser(verbs)
     options = parser.parse_args(arguments)
     try:
-        return int(options.run(options))
+        status = int(options.run(options))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Whoever read (head, less) has seen enough; what is still buffered has no reader.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
     except KeyboardInterrupt:
         print("\ninterrupted; the same command goes on from here", file=sys.stderr)
         return INTERRUPTED

@@ -71,10 +71,11 @@ def check(
     """
     forms = "(B, H, S, D) or (B, S, H, D)" if isinstance(x, Tensor) and x.dim() != 3 else "(H, T, D) or (T, H, D)"
     if not isinstance(x, Tensor) or x.dim() not in (3, 4):
-        given = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name}: got {type(x).__name__}; it must be a tensor")
         raise ValueError(
-            f"{name}: got {given}; it must have four dimensions, (B, H, S, D) or (B, S, H, D), or three where "
-            "sequences are packed, (H, T, D) or (T, H, D)"
+            f"{name}: got shape {tuple(x.shape)}; it must have four dimensions, (B, H, S, D) or (B, S, H, D), or three "
+            "where sequences are packed, (H, T, D) or (T, H, D)"
         )
     if x.dtype not in _DTYPES:
         raise ValueError(f"{name}: got {x.dtype}; it must be float16, bfloat16, float32 or float64")
@@ -97,15 +98,20 @@ def check(
                 f"{table_name}: got shape {tuple(table.shape)}; for {name} of shape {tuple(x.shape)} read as {layout} "
                 f"and rotary_dim {rotary_dim} it must be {row} or ({batch}, {row[1:]}, or ({batch}, Ht, {row[1:]} "
                 f"where Ht divides {heads}; or have {rotary_dim} columns, where each channel has its own"
+                + _cure(table, x, None if positions is not None else tokens, rotary_dim, heads_first)
             )
         if table.is_meta and not x.is_meta:
             raise ValueError(f"{table_name}: it is on the meta device and has no values for {name} on {x.device}")
         if table.dtype not in (*_EXACT, *_STORED):
-            raise ValueError(f"{table_name}: got {table.dtype}; tables are float32 or float64")
+            raise ValueError(
+                f"{table_name}: got {table.dtype}; tables are float32 or float64, or with stored_tables=True int8, "
+                f"float16 or bfloat16{'; of complex ones give .real and .imag' if table.is_complex() else ''}"
+            )
         if table.dtype in _STORED and not stored_tables:
             raise ValueError(
-                f"{table_name}: got {table.dtype}; tables are float32 or float64, whatever the dtype of {name}; "
-                "stored_tables=True takes coarser ones"
+                f"{table_name}: got {table.dtype}; tables are float32 or float64, whatever the dtype of {name}: make "
+                "them so and do not cast them, nor the module that holds them. stored_tables=True takes tables that "
+                "are meant to be coarse"
             )
     if cos.shape != sin.shape:
         raise ValueError(f"sin: got shape {tuple(sin.shape)}; it must be that of cos, {tuple(cos.shape)}")
@@ -136,7 +142,28 @@ def _check_positions(name: str, x: Tensor, positions: Tensor, batch: int, tokens
         raise ValueError(
             f"positions: got shape {tuple(positions.shape)}; for {name} of shape {tuple(x.shape)} and "
             f"heads_first={heads_first} it must be ({tokens},) or ({batch}, {tokens})"
+            + _other_order(positions.shape[-1], x, heads_first)
         )
+
+
+def _other_order(tokens: int, x: Tensor, heads_first: bool) -> str:
+    """A hint where the other order of heads and tokens would fit."""
+    if tokens != x.shape[-3 if heads_first else -2]:
+        return ""
+    return f"; or is it {'(B, S, H, D)' if heads_first else '(B, H, S, D)'}? then say heads_first={not heads_first}"
+
+
+def _cure(table: Tensor, x: Tensor, tokens: int | None, rotary_dim: int, heads_first: bool) -> str:
+    """What was probably meant by a table that does not fit."""
+    if table.dim() not in (2, 3, 4):
+        return ""
+    rows, columns = table.shape[-2:]
+    if tokens is not None and rows != tokens:
+        other = _other_order(rows, x, heads_first)
+        return other or ("; positions= picks the rows of a longer table" if rows > tokens else "")
+    if columns not in (rotary_dim // 2, rotary_dim) and 0 < 2 * columns < x.shape[-1]:
+        return f"; where part of a head turns, say rotary_dim={2 * columns}"
+    return ""
 
 
 def _fits(table: Tensor, batch: int, heads: int, rows: int | None, rotary_dim: int) -> bool:

@@ -89,7 +89,9 @@ def check_apart(given: Named, outputs: Named, tables: Named) -> None:
                 continue
             if inplace and outputs.get(other) is x:
                 require_apart(given["q"], given["k"])
-            raise ValueError(f"{label}: it shares elements with {other}, which is read after it is written")
+            raise ValueError(
+                f"{label}: it shares elements with {other}, which is read after it is written; give memory of its own"
+            )
         for other, second in outputs.items():
             if other > name and share_elements(out, second):
                 raise ValueError(f"{label}: it shares elements with out_{other}")
@@ -110,7 +112,8 @@ def require_apart(q: Tensor, k: Tensor) -> None:
         return
     if share_elements(q, k):
         raise ValueError(
-            "k: it shares elements with q, which in place would be turned twice; give one of the two as None"
+            "k: it shares elements with q, which in place would be turned twice; give slices that do not meet, or the "
+            "tensor once, as q"
         )
 
 

@@ -31,12 +31,17 @@ def patch(model: nn.Module, plan: ModelPlan, *, length: int | None = None) -> No
     Args:
         model: a causal language model of transformers with rotary positions, or one of images and text, whose
             text decoder is then meant. Any dtype and device; later casts do not touch the tables.
-        plan: one LayerPlan per decoder layer.
+        plan: one LayerPlan per decoder layer: that of `load`, or of `plan.huggingface.read_config`, or made from one.
         length: tokens of the sequences to come, needed (only) if frequencies depend on it (dynamic NTK, LongRoPE).
 
     Raises:
         ValueError: the model has no rotary positions, or the plan does not fit it; the message names both.
     """
+    if not isinstance(plan, ModelPlan):
+        raise ValueError(
+            f"plan: got {type(plan).__name__}; give a ModelPlan: load(...).plan, or that of a config, "
+            "theodolite.plan.huggingface.read_config(model.config.to_dict())"
+        )
     if plan.depends_on_length:
         if length is None:
             raise ValueError(

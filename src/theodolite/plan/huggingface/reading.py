@@ -71,7 +71,8 @@ def read_config(config: Mapping[str, Any], *, part: Part | None = None, source: 
     """
     with boundary("config", source):
         if not isinstance(config, Mapping):
-            raise PlanError("config", type(config).__name__, "it must be a mapping of keys to values")
+            hint = "; give its .to_dict()" if hasattr(config, "to_dict") else ""
+            raise PlanError("config", type(config).__name__, f"it must be a mapping of keys to values{hint}")
         require_one_of("part", part, (None, *PARTS))
         # A model may use a language model's layers in a way of its own.
         _refuse_unreadable(config)
