@@ -1,12 +1,14 @@
 """Where positions are used: attention, exactly the same however a sequence is fed."""
 
 from theodolite.attention.by_policy import Path, attend_by_policy, path_of
+from theodolite.attention.cache import Cache
 from theodolite.attention.module import Attention
 from theodolite.attention.pieces import Piece, attend, merge, with_sink
 from theodolite.attention.plain import attend_plainly
 
 __all__ = [
     "Attention",
+    "Cache",
     "Path",
     "Piece",
     "attend",

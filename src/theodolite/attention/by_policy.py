@@ -52,13 +52,15 @@ def attend_by_policy(
     sinks: Tensor | None = None,
     q_state: Tensor | None = None,
     k_state: Tensor | None = None,
-    tables: tuple[SharedTables, SharedTables] | None = None,
+    tables: tuple[SharedTables, SharedTables | None] | None = None,
+    turned: bool = False,
 ) -> Tensor:
     """What `attend_plainly` gives, with memory linear in the tokens, forward and backward; `path_of` says how.
 
     Args:
         q: (B, H, Sq, D), before it is turned, as k (B, Hkv, Sk, D); v (B, Hkv, Sk, E).
         tables: those of queries and of keys in this forward, which layers share; made of the positions by default.
+        turned: keys and values are turned already, as a cache keeps them; those of keys are then not needed.
         others: as in `attend_plainly`.
 
     Returns:
@@ -72,9 +74,10 @@ def attend_by_policy(
     path, span = _choose(policy, q, k, q_positions, k_positions, visible, order, sinks)
     if path.name == "blocks":
         _say_once(policy, path)
-    q_tables, k_tables = tables or (
-        SharedTables(at, lengths=lengths, device=q.device) for at in (q_positions, k_positions)
-    )
+    if tables is None:
+        of_keys = None if turned else SharedTables(k_positions, lengths=lengths, device=q.device)
+        tables = SharedTables(q_positions, lengths=lengths, device=q.device), of_keys
+    q_tables, k_tables = tables
     scale = q.shape[-1] ** -0.5 if policy.score_scale is None else policy.score_scale
     given = None
     if path.name == "blocks":
@@ -85,8 +88,10 @@ def attend_by_policy(
             q_state, k_state = _state_of(policy, x, k_positions)
         given = Given(q, k, q_positions, k_positions, x, visible, q_order, k_order, sinks, q_state, k_state)
     turned_q, _ = policy.turn(q, None, q_tables)
-    _, turned_k = policy.turn(None, k, k_tables)
-    turned_v = policy.turn_values(v, k_tables)
+    turned_k, turned_v = k, v
+    if k_tables is not None and not turned:
+        _, turned_k = policy.turn(None, k, k_tables)
+        turned_v = policy.turn_values(v, k_tables)
     added = None
     if given is not None:
         out, added = attend_in_blocks(policy, turned_q, turned_k, turned_v, given, scale)

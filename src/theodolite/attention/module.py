@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.attention.by_policy import Path, attend_by_policy, path_of
+from theodolite.attention.cache import Cache
 from theodolite.encodings.policy import Order, Policy
 from theodolite.encodings.rotate.lengths import Lengths
 from theodolite.encodings.shared import SharedTables
+from theodolite.positions.visible import visible_keys
 
 
 class Attention(nn.Module):
@@ -79,6 +81,8 @@ class Attention(nn.Module):
         lengths: Lengths | None = None,
         tables: SharedTables | None = None,
         context_tables: SharedTables | None = None,
+        cache: Cache | None = None,
+        real: Tensor | None = None,
     ) -> Tensor:
         """x (B, S, hidden_size) attends to itself, or to `context`: (B, S, hidden_size).
 
@@ -88,6 +92,9 @@ class Attention(nn.Module):
             context_positions: the same of the context, needed with it.
             visible, order, lengths: as in `attend_plainly`.
             tables, context_tables: those of this forward, shared by the layers; made of the positions by default.
+            cache: of this layer: x is added to it, and attends to all that is in it.
+            real: (S,) or (B, S), not 0 at tokens of x that are no padding; all by default. Without a cache, and among
+                the tokens of one call, it hides what is 0 as well.
         """
         if (context is None) != (context_positions is None):
             raise ValueError("context_positions: context and its positions go together; give both, or neither")
@@ -98,6 +105,13 @@ class Attention(nn.Module):
             context_tables = tables
         elif context_tables is None:
             context_tables = SharedTables(context_positions, lengths=lengths, device=x.device)
+        if cache is not None:
+            if context is not None or visible is not None or order is not None:
+                raise ValueError("cache: with one, x attends to itself, by its positions; leave the others out")
+            return self._out(self._with_cache(cache, x, q, k, v, positions, real, tables, lengths))
+        if real is not None:
+            keys = visible_keys(real)
+            visible = keys if visible is None else visible & (keys if visible.dim() == 3 else keys.unsqueeze(1))
         out = attend_by_policy(
             self.policy,
             q,
@@ -111,6 +125,51 @@ class Attention(nn.Module):
             sinks=self.sinks,
             tables=(tables, context_tables),
         )
+        return self._out(out)
+
+    def _with_cache(
+        self,
+        cache: Cache,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        real: Tensor | None,
+        tables: SharedTables,
+        lengths: Lengths | None,
+    ) -> Tensor:
+        bias, state = self.policy.bias, None
+        if bias is not None and "k_state" in bias.reads:
+            behind = real is None or not bool((real.bool().diff(dim=-1) & real.bool()[..., 1:]).any())
+            if len(cache) and not behind:
+                raise ValueError(
+                    f"real: {type(bias).__name__} sums over tokens, and padding between those in the cache and "
+                    "new ones would be summed too; put padding behind"
+                )
+            state = bias.state(x, cache.last_state())
+        cache.append(self.policy, k, v, positions, real=real, state=state, tables=tables, lengths=lengths)
+        kept = cache.kept()
+        out = attend_by_policy(
+            self.policy,
+            q,
+            kept.k,
+            kept.v,
+            positions,
+            kept.positions,
+            x=x,
+            visible=cache.sees(positions),
+            sinks=self.sinks,
+            q_state=state,
+            k_state=kept.state,
+            lengths=lengths,
+            tables=(tables, None) if cache.turned else None,
+            turned=cache.turned,
+        )
+        cache.evict()
+        return out
+
+    def _out(self, out: Tensor) -> Tensor:
         attended: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
         return attended
 

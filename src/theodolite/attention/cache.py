@@ -1,0 +1,327 @@
+"""Keys and values that are kept from call to call: each with its position, whatever slot it lies in.
+
+Shapes: B batch, G key-value heads, H query heads, N slots, S new tokens, D channels of keys, E channels of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from theodolite.encodings.policy import Policy
+from theodolite.encodings.rotate.lengths import Lengths, row_lengths
+from theodolite.encodings.rotate.rerotation import rerotate
+from theodolite.encodings.rotate.rotary import RotaryEmbedding
+from theodolite.encodings.shared import SharedTables
+from theodolite.plan import Rotary
+from theodolite.positions.checks import require_count, require_integers, require_mask
+
+_FIRST_ROOM = 64
+
+
+class Kept(NamedTuple):
+    """What attention reads: keys (B, G, N, D), values (B, G, N, E), positions and `real` (B, N), state or None."""
+
+    k: Tensor
+    v: Tensor
+    positions: Tensor
+    real: Tensor
+    state: Tensor | None
+
+
+class Cache:
+    """The keys and values of one layer, growing, of fixed size, or of a sliding window with the first tokens kept.
+
+    Slots mean nothing: attention goes by the positions that were given with the tokens, so that rows may differ in
+    length, padding may stand anywhere, and what is dropped leaves no trace in what stays.
+
+    Args:
+        turned: keys are kept as they were turned, once. Without it they are kept as projected and turned when they are
+            read: for frequencies that change with a sequence's length, and for biases that read keys.
+        capacity: tokens (slots) that fit; one more is an error. None grows.
+        window: of each row, only keys less than so many tokens behind the newest stay: what a mask with that
+            `sliding_window` lets the next query see.
+        sinks: with a window, keys at the positions below this number stay as well, and are seen (`sees`).
+        margin: with a window, so many tokens more stay, so that a draft of as many can be taken back.
+
+    A cache knows by which frequencies its keys were turned, and refuses others.
+    """
+
+    def __init__(
+        self,
+        *,
+        turned: bool = True,
+        capacity: int | None = None,
+        window: int | None = None,
+        sinks: int = 0,
+        margin: int = 0,
+    ) -> None:
+        for name, number in (("capacity", capacity), ("window", window)):
+            if number is not None:
+                require_count(name, number, least=1)
+        require_count("sinks", sinks, least=0)
+        require_count("margin", margin, least=0)
+        if window is None and (sinks or margin):
+            raise ValueError(f"window: got None with sinks={sinks} and margin={margin}, which are of a window")
+        self.turned, self.capacity = turned, capacity
+        self.window, self.sinks, self.margin = window, sinks, margin
+        self._buffers: list[Tensor] = []
+        self._used = 0
+        self._turned_by: tuple[Hashable, tuple[int, ...] | None] | None = None
+        self._rotate: object = None
+        # Of each row, the highest position that was dropped.
+        self._dropped: Tensor | None = None
+
+    def __len__(self) -> int:
+        """Slots in use, those of padding included."""
+        return self._used
+
+    @property
+    def seen(self) -> Tensor | None:
+        """(B,): the position after the newest token of each row, 0 for none; None before the first tokens."""
+        if not self._buffers:
+            return None
+        kept = self.kept()
+        return (
+            torch.where(kept.real, kept.positions + 1, 0).amax(-1)
+            if self._used
+            else kept.positions.new_zeros(len(kept.k))
+        )
+
+    def kept(self) -> Kept:
+        """What is in it, views of its memory."""
+        if not self._buffers:
+            raise ValueError("cache: it is empty")
+        views = [x[:, :, : self._used] for x in (*self._buffers[:2], *self._buffers[4:])]
+        positions, real = (x[:, : self._used] for x in self._buffers[2:4])
+        return Kept(views[0], views[1], positions, real, views[2] if len(views) > 2 else None)
+
+    def sees(self, q_positions: Tensor) -> Tensor | None:
+        """(B, S, N) booleans: which keys are no padding and, with a window, stand in it or are sinks; None for all.
+
+        What a causal mask hides is for the policy to say.
+        """
+        kept = self.kept()
+        visible = kept.real.unsqueeze(1)
+        if self.window is not None:
+            q = torch.atleast_2d(q_positions).long().unsqueeze(-1)
+            k = kept.positions.unsqueeze(1)
+            visible = visible & ((q - k < self.window) | (k < self.sinks))
+        return None if bool(visible.all()) else visible
+
+    def append(
+        self,
+        policy: Policy,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        *,
+        real: Tensor | None = None,
+        state: Tensor | None = None,
+        tables: SharedTables | None = None,
+        lengths: Lengths | None = None,
+    ) -> None:
+        """Add new tokens, as projected: k (B, G, S, D) and v (B, G, S, E).
+
+        Args:
+            policy: turns them, where they are kept turned.
+            positions: (S,) or (B, S), integers.
+            real: (S,) or (B, S), not 0 at tokens that are no padding; all by default.
+            state: (B, H, S, ...), what the bias keeps of each token.
+            tables: those of this forward at `positions`; made of them by default.
+            lengths: as in `RotaryEmbedding.tables`.
+
+        Raises:
+            ValueError: other frequencies than those of the keys in it, or more tokens than fit.
+        """
+        batch, _, tokens, _ = k.shape
+        require_integers("positions", positions, dims=(1, 2))
+        at = torch.atleast_2d(positions).long().expand(batch, tokens).to(k.device)
+        if real is None:
+            is_real = torch.ones_like(at, dtype=torch.bool)
+        else:
+            require_mask("real", real, dims=(1, 2))
+            is_real = torch.atleast_2d(real != 0).expand(batch, tokens).to(k.device)
+        self._require_same(policy, lengths)
+        if self.capacity is not None and self._used + tokens > self.capacity:
+            raise ValueError(
+                f"cache: {self._used} of its {self.capacity} slots are in use, and {tokens} tokens are to come; give a "
+                "larger capacity, none, or a window"
+            )
+        if self.turned:
+            tables = SharedTables(positions, lengths=lengths, device=k.device) if tables is None else tables
+            _, k = policy.turn(None, k, tables)
+            v = policy.turn_values(v, tables)
+        new = [k, v, at, is_real, *(() if state is None else (state,))]
+        if not self._buffers:
+            self._buffers = [
+                x.new_empty(*x.shape[: _token_axis(i)], 0, *x.shape[_token_axis(i) + 1 :]) for i, x in enumerate(new)
+            ]
+        if len(new) != len(self._buffers):
+            raise ValueError("state: it is kept of every token, or of none")
+        if len(self._buffers[0]) != batch:
+            raise ValueError(f"k: got {batch} rows; the cache has {len(self._buffers[0])}")
+        self._make_room(tokens, new)
+        for number, (buffer, x) in enumerate(zip(self._buffers, new, strict=True)):
+            buffer.narrow(_token_axis(number), self._used, tokens).copy_(x)
+        self._used += tokens
+
+    def evict(self) -> None:
+        """Drop what no query to come can see; after the queries of the newest tokens have attended."""
+        if self.window is None or not self._used:
+            return
+        kept, seen = self.kept(), self.seen
+        assert seen is not None
+        # The next query stands at `seen`, or with a draft taken back up to a margin before.
+        stays = kept.real & (
+            (kept.positions >= (seen - self.margin - self.window + 1).unsqueeze(-1)) | (kept.positions < self.sinks)
+        )
+        gone = torch.where(kept.real & ~stays, kept.positions, -1).amax(-1)
+        self._dropped = gone if self._dropped is None else torch.maximum(self._dropped, gone)
+        self._keep(stays)
+
+    def truncate(self, length: int | Tensor) -> None:
+        """Keep of each row the tokens at positions below `length`, a number or (B,): a draft is taken back.
+
+        Raises:
+            ValueError: keys that the next query would see were dropped already.
+        """
+        kept = self.kept()
+        limit = torch.as_tensor(length, device=kept.positions.device)
+        if limit.dim() > 1 or limit.is_floating_point() or (limit.dim() == 1 and len(limit) != len(kept.k)):
+            raise ValueError(f"length: got {length!r}; give a whole number, or one for each of the {len(kept.k)} rows")
+        limit = limit.expand(len(kept.k))
+        if self._dropped is not None and self.window is not None:
+            lost = self._dropped > (limit - self.window).clamp(min=self.sinks - 1)
+            if bool(lost.any()):
+                row = int(lost.nonzero()[0])
+                raise ValueError(
+                    f"length: got {int(limit[row])} for row {row}, whose keys up to position "
+                    f"{int(self._dropped[row])} are gone from a window of {self.window}; give the cache a margin of as "
+                    "many tokens as a draft has"
+                )
+        self._keep(kept.real & (kept.positions < limit.unsqueeze(-1)))
+
+    def move(self, by: int) -> None:
+        """Let all tokens stand `by` further on: a prefix that is used again at another offset.
+
+        Raises:
+            ValueError: keys that were turned by what is no `RotaryEmbedding` cannot be moved.
+        """
+        kept = self.kept()
+        if self.turned and self._rotate is not None:
+            kept.k.copy_(rerotate(kept.k, rotary=self._plan_of("move"), by=by))
+        kept.positions.add_(by)
+        if self._dropped is not None:
+            self._dropped = torch.where(self._dropped >= 0, self._dropped + by, self._dropped)
+
+    def turn_to(self, policy: Policy) -> None:
+        """Turn its keys from the frequencies that they have to those of `policy`, where they are.
+
+        Raises:
+            ValueError: either is no `RotaryEmbedding`, or its frequencies depend on the length.
+        """
+        if self.turned and self._buffers:
+            new = policy.rotate
+            if not isinstance(new, RotaryEmbedding) or new.rotary.depends_on_length:
+                raise ValueError(
+                    f"policy: got {policy}; keys are turned again to a RotaryEmbedding of fixed frequencies"
+                )
+            kept = self.kept()
+            kept.k.copy_(rerotate(kept.k, old=self._plan_of("turn_to"), new=new.rotary, positions=kept.positions))
+            self._rotate = new
+        self._turned_by = self._key(policy, None)
+
+    def select(self, rows: Tensor) -> None:
+        """Its rows in another order, or some of them again and again (beams): rows (B',), integers."""
+        require_integers("rows", rows, dims=(1,))
+        self._buffers = [x.index_select(0, rows.to(x.device)) for x in self._buffers]
+        self._dropped = None if self._dropped is None else self._dropped[rows]
+
+    def last_state(self) -> Tensor | None:
+        """(B, H, ...): the state of each row's newest token, for `Bias.state(x, previous)`; None without any."""
+        if len(self._buffers) < 5 or not self._used:
+            return None
+        kept = self.kept()
+        assert kept.state is not None
+        newest = torch.where(kept.real, kept.positions, -1).argmax(-1)
+        return kept.state[torch.arange(len(newest), device=newest.device), :, newest]
+
+    def _keep(self, stays: Tensor) -> None:
+        """The slots of (B, N) that stay, moved together; rows that keep fewer end in padding."""
+        if bool(stays.all()):
+            return
+        count = int(stays.sum(-1).max())
+        order = (~stays).to(torch.uint8).argsort(dim=-1, stable=True)[:, :count]
+        kept = [x.narrow(_token_axis(i), 0, self._used) for i, x in enumerate(self._buffers)]
+        real = stays.gather(1, order)
+        for number, x in enumerate(kept):
+            axis = _token_axis(number)
+            index = (
+                order
+                if axis == 1
+                else order.view(len(order), 1, count, *(1,) * (x.dim() - 3)).expand(-1, x.shape[1], -1, *x.shape[3:])
+            )
+            self._buffers[number].narrow(axis, 0, count).copy_(real if number == 3 else x.gather(axis, index))
+        self._used = count
+
+    def _make_room(self, tokens: int, new: list[Tensor]) -> None:
+        room = self._buffers[2].shape[1]
+        needed = self._used + tokens
+        if needed <= room:
+            return
+        # Doubled, so that a token costs the same however long the sequence.
+        size = self.capacity if self.capacity is not None else max(needed, 2 * room, _FIRST_ROOM)
+        grown = []
+        for number, (buffer, x) in enumerate(zip(self._buffers, new, strict=True)):
+            axis = _token_axis(number)
+            larger = x.new_zeros(*x.shape[:axis], size, *x.shape[axis + 1 :])
+            larger.narrow(axis, 0, self._used).copy_(buffer.narrow(axis, 0, self._used))
+            grown.append(larger)
+        self._buffers = grown
+
+    def _require_same(self, policy: Policy, lengths: Lengths | None) -> None:
+        if not self.turned:
+            return
+        bias = policy.bias
+        if policy.rotate is not None and bias is not None and "k" in bias.reads:
+            raise ValueError(
+                f"cache: {type(bias).__name__} reads keys as they were before turning; use Cache(turned=False)"
+            )
+        key = self._key(policy, lengths)
+        if self._turned_by is None:
+            self._turned_by, self._rotate = key, policy.rotate
+        elif key != self._turned_by:
+            raise ValueError(
+                f"cache: its keys were turned by {_named(self._turned_by)}, and this layer turns by {_named(key)}; use "
+                "Cache(turned=False) where frequencies change, or cache.turn_to(policy) to turn them again"
+            )
+
+    def _key(self, policy: Policy, lengths: Lengths | None) -> tuple[Hashable, tuple[int, ...] | None]:
+        rotate = policy.rotate
+        if rotate is None:
+            return None, None
+        depends = isinstance(rotate, RotaryEmbedding) and rotate.rotary.depends_on_length
+        return rotate.table_key, tuple(row_lengths(lengths)) if depends and lengths is not None else None
+
+    def _plan_of(self, what: str) -> Rotary:
+        rotate = self._rotate
+        if not isinstance(rotate, RotaryEmbedding) or rotate.rotary.depends_on_length:
+            raise ValueError(
+                f"{what}: the keys were turned by {type(rotate).__name__}, and are turned again from a RotaryEmbedding "
+                "of fixed frequencies alone; use Cache(turned=False)"
+            )
+        return rotate.rotary
+
+
+def _token_axis(number: int) -> int:
+    """Of the buffers k, v, positions, real, state."""
+    return 1 if number in (2, 3) else 2
+
+
+def _named(key: tuple[Hashable, tuple[int, ...] | None]) -> str:
+    rotation, lengths = key
+    return f"{rotation}" if lengths is None else f"{rotation} at lengths {list(lengths)}"
