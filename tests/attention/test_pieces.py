@@ -236,3 +236,14 @@ class TestQueriesThatSeeNothing:
             true = torch.autograd.grad(whole.out.square().sum(), (q, k, v))
             for mine, other in zip(grads, true, strict=True):
                 torch.testing.assert_close(mine, other, rtol=0, atol=10 * ROUNDED)
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("keys", [1, 46, 600])
+    def test_of_any_dtype_and_size(self, dtype: torch.dtype, keys: int) -> None:
+        q, k, v = (torch.randn(1, 2, count, 16).to(dtype) for count in (50, keys, keys))
+        seen = torch.arange(50)[:, None] >= 20 + torch.arange(keys)
+        with torch.inference_mode():
+            piece = attend(q, k, v, scale=0.25, mask=seen[None, None])
+        assert (piece.lse[:, :, :20] == -math.inf).all()
+        assert (piece.out[:, :, :20] == 0).all()
+        assert piece.lse[:, :, 20:].isfinite().all()

@@ -78,13 +78,15 @@ def _attend_fused_cpu(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: boo
     if values < width:
         # The kernel wants one width for all three; zero channels of v come out as zeros and are cut off.
         v = torch.nn.functional.pad(v, (0, width - values))
+    blind = None
     if mask is not None:
+        # Looked up: what the kernel says of a row that sees nothing differs by dtype and size.
+        blind = ~mask.any(-1)
         mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, -math.inf)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=mask, scale=scale
     )
-    if mask is not None:
-        blind = lse.isnan() | (lse == -math.inf)
+    if blind is not None:
         out, lse = out.masked_fill(blind.unsqueeze(-1), 0.0), lse.masked_fill(blind, -math.inf)
     return Piece(out[..., :values], lse)
 

@@ -12,17 +12,21 @@ from theodolite.models.errors import LoadError
 from theodolite.models.load import LoadedModel, load
 from theodolite.models.patch import current_plan, patch, patched, unpatch
 from theodolite.models.source import DEFAULT_MODEL, Source, resolve, weights_bytes
+from theodolite.models.stream import Stream, Streamed, stream
 
 __all__ = [
     "DEFAULT_MODEL",
     "LoadError",
     "LoadedModel",
     "Source",
+    "Stream",
+    "Streamed",
     "current_plan",
     "load",
     "patch",
     "patched",
     "resolve",
+    "stream",
     "unpatch",
     "weights_bytes",
 ]

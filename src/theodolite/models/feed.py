@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
 from theodolite.attention import Piece, attend, merge, with_sink
-from theodolite.plan import Mask, ModelPlan
+from theodolite.plan import Mask, ModelPlan, Temperature
 
 NAME = "theodolite"
 # Llama 4 counts the tokens of a forward where it means positions: a Reader does that multiplication in its place.
@@ -46,6 +46,18 @@ class Prefix:
         assert pair is not None
         return pair[0][:, :, first : self.length], pair[1][:, :, first : self.length]
 
+    def make_room(self, tokens: int) -> None:
+        """Let `tokens` fit; capacity is doubled where it must grow."""
+        if tokens <= self.capacity:
+            return
+        self.capacity = max(tokens, 2 * self.capacity)
+        self.positions = torch.cat((self.positions, self.positions.new_zeros(self.capacity - len(self.positions))))
+        for layer_idx, pair in enumerate(self._layers):
+            if pair is not None:
+                k, v = (self._buffer(x) for x in pair)
+                k[:, :, : self.length], v[:, :, : self.length] = (x[:, :, : self.length] for x in pair)
+                self._layers[layer_idx] = k, v
+
     def _buffer(self, x: Tensor) -> Tensor:
         return x.new_empty(1, x.shape[1], self.capacity, x.shape[3])
 
@@ -70,12 +82,7 @@ class Feed:
 
     def tempered(self, layer_idx: int, q: Tensor) -> Tensor:
         """q (B, H, S, D) times what the plan multiplies queries by at their positions."""
-        temperature = self.plan.layers[layer_idx].temperature
-        if temperature is None:
-            return q
-        steps = torch.div(self.positions + temperature.shift, temperature.length, rounding_mode="floor")
-        scale = 1 + temperature.beta * torch.log1p(steps.float())
-        return (q * scale[:, None, :, None].to(q.device)).to(q.dtype)
+        return temper(self.plan.layers[layer_idx].temperature, q, self.positions)
 
     def _whole_prefix(self, layer_idx: int, q: Tensor, scale: float, softcap: float | None) -> Piece:
         """All queries see the whole prefix, so those of all probes are one long row of queries."""
@@ -119,8 +126,27 @@ class Feed:
         return attend(q, k, v, scale=scale, softcap=softcap, mask=seen[:, None].to(q.device))
 
 
+def temper(temperature: Temperature | None, q: Tensor, positions: Tensor) -> Tensor:
+    """q (B, H, S, D) times what a plan multiplies queries by at `positions` (B, S)."""
+    if temperature is None:
+        return q
+    steps = torch.div(positions + temperature.shift, temperature.length, rounding_mode="floor")
+    scale = 1 + temperature.beta * torch.log1p(steps.float())
+    return (q * scale[:, None, :, None].to(q.device)).to(q.dtype)
+
+
+class Attends(Protocol):
+    """What stands behind the attention of a model for one call."""
+
+    def attention(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None) -> Piece:
+        """q (B, H, S, D) over what is kept and over k (B, G, S, D) and v (B, G, S, E), turned."""
+
+    def tempered(self, layer_idx: int, q: Tensor) -> Tensor:
+        """q times what the plan multiplies it by."""
+
+
 # Not every model hands the keyword arguments of its forward down to its attention.
-FEED: ContextVar[Feed | None] = ContextVar("theodolite_feed", default=None)
+FEED: ContextVar[Attends | None] = ContextVar("theodolite_feed", default=None)
 
 
 def _attention(

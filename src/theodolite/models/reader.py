@@ -31,6 +31,38 @@ class Scores(NamedTuple):
     """Whether the token was the most likely one, bool."""
 
 
+class Borrowed:
+    """A model whose attention is another one, for the length of a `with` block.
+
+    Args:
+        model: of transformers.
+        name: the attention, as it is registered there.
+    """
+
+    def __init__(self, model: Any, name: str) -> None:
+        if not model._can_set_attn_implementation():
+            raise ValueError(
+                f"{type(model).__name__} does not let its attention be replaced, so it cannot be read in chunks"
+            )
+        self.model, self.name = model, name
+        self._own: str | None = None
+        self._tempered: list[tuple[Any, Any]] = []
+
+    def __enter__(self) -> None:
+        self._own = self.model.config._attn_implementation
+        self._tempered = [(m, getattr(m, TEMPERED)) for m in self.model.modules() if hasattr(m, TEMPERED)]
+        self.model.set_attn_implementation(self.name)
+        for module, _ in self._tempered:
+            setattr(module, TEMPERED, False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.model.set_attn_implementation(self._own)
+        for module, own in self._tempered:
+            setattr(module, TEMPERED, own)
+
+
 class Reader:
     """Reads tokens into a cache and scores them, and scores probes against the cache without adding to it.
 
@@ -49,28 +81,19 @@ class Reader:
         self.prefix = Prefix(len(plan.layers), capacity)
         vocabulary = model.get_output_embeddings().weight.shape[0]
         self.chunk = chunk or max(64, min(1024, _LOGITS_BYTES // (6 * vocabulary)))
-        self._own_attention: str | None = None
-        self._tempered: list[tuple[Any, Any]] = []
+        self._borrowed: Borrowed | None = None
 
     def __enter__(self) -> Reader:
-        _require_causal_attention(self.model, self.plan)
-        if not self.model._can_set_attn_implementation():
-            raise ValueError(
-                f"{type(self.model).__name__} does not let its attention be replaced, so it cannot be read in chunks"
-            )
-        self._own_attention = self.model.config._attn_implementation
-        self._tempered = [(m, getattr(m, TEMPERED)) for m in self.model.modules() if hasattr(m, TEMPERED)]
-        self.model.set_attn_implementation(NAME)
-        for module, _ in self._tempered:
-            setattr(module, TEMPERED, False)
+        require_causal_attention(self.model, self.plan)
+        self._borrowed = Borrowed(self.model, NAME)
+        self._borrowed.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.model.set_attn_implementation(self._own_attention)
-        for module, own in self._tempered:
-            setattr(module, TEMPERED, own)
+        if self._borrowed is not None:
+            self._borrowed.__exit__(kind, error, trace)
 
     @property
     def length(self) -> int:
@@ -94,7 +117,7 @@ class Reader:
                 tokens[part][None], positions[part][None], writing=True, keep=None if targets is not None else 1
             )
             if targets is not None:
-                parts.append(_score(logits[0], targets[part]))
+                parts.append(score(logits[0], targets[part]))
         return Scores(torch.cat([p.nll for p in parts]), torch.cat([p.correct for p in parts])) if parts else None
 
     def probe(self, tokens: Tensor, positions: Tensor, *, cue: int) -> Scores:
@@ -110,7 +133,7 @@ class Reader:
         for start in range(0, len(tokens), per_forward):
             part = slice(start, start + per_forward)
             logits = self._forward(fed[part], positions[part, :-1], writing=False, keep=targets.shape[1])
-            scores = _score(logits.flatten(0, 1), targets[part].flatten())
+            scores = score(logits.flatten(0, 1), targets[part].flatten())
             parts.append(Scores(*(x.view(-1, targets.shape[1]) for x in scores)))
         return Scores(torch.cat([p.nll for p in parts]), torch.cat([p.correct for p in parts]))
 
@@ -133,7 +156,7 @@ class Reader:
         return logits  # type: ignore[no-any-return]
 
 
-def _require_causal_attention(model: Any, plan: ModelPlan) -> None:
+def require_causal_attention(model: Any, plan: ModelPlan) -> None:
     """Raise for a model whose tokens need more of each other than the keys and values before them."""
     if not all(layer.mask.causal for layer in plan.layers):
         raise ValueError(f"{type(model).__name__} lets tokens see those after them, so it cannot be read in chunks")
@@ -147,7 +170,7 @@ def _require_causal_attention(model: Any, plan: ModelPlan) -> None:
         )
 
 
-def _score(logits: Tensor, targets: Tensor) -> Scores:
+def score(logits: Tensor, targets: Tensor) -> Scores:
     """logits (S, V), targets (S,): in float32, a few rows at a time so that no copy of all logits is made."""
     nll = torch.empty(len(targets), dtype=torch.float32)
     correct = torch.empty(len(targets), dtype=torch.bool)
