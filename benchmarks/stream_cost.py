@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
-from bias_attention import peak
+from bias_attention import peak, seconds
 from torch import Tensor
 
 from theodolite.models import DEFAULT_MODEL, Stream, load
