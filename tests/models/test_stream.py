@@ -13,6 +13,7 @@ from tests.models.tiny import logits, own_plan, tiny, tokens
 from theodolite.models import LoadError, Stream, patch, patched, stream
 from theodolite.models.patch import current_plan
 from theodolite.plan import ModelPlan
+from theodolite.positions import DualChunk, LeakyReRoPE, LMInfinite, ReRoPE, SelfExtend
 
 COUNT = 50
 
@@ -155,6 +156,79 @@ class TestWindow:
             held.append(sum(x.untyped_storage().nbytes() for pair in pairs for x in pair))
         assert held[-1] == held[3]
         assert held[-1] == 2 * len(own_plan(model).layers) * 35 * pairs[0][0].shape[1] * pairs[0][0].shape[3] * 4
+
+
+MAPS = [
+    ReRoPE(window=9),
+    LeakyReRoPE(window=9, factor=4),
+    SelfExtend(group_size=4, window=9),
+    LMInfinite(window=9, sinks=3),
+    DualChunk(chunk_size=16, local_size=4),
+]
+
+
+class Mapped(Dense):
+    """Every score by its mapped distance, the queries and keys turned back to how they were projected first."""
+
+    def __init__(self, plan: ModelPlan, relative) -> None:
+        self.plan, self.relative = plan, relative
+
+    def __call__(self, module, query, key, value, attention_mask, scaling=None, s_aux=None, **kwargs):
+        layer = self.plan.layers[module.layer_idx]
+        group, count = query.shape[1] // key.shape[1], query.shape[2]
+        at = torch.arange(count)
+        q, k = (self.turn(x.double(), layer.rotate, -at) for x in (query, key))
+        k, v = (x.double().repeat_interleave(group, 1) for x in (k, value))
+        own = layer.mask.sliding_window
+        distance = at[:, None] - at
+        seen = distance >= 0 if own is None else (distance >= 0) & (distance < own)
+        if own is None:
+            distance, seen = self.relative.relative(at, at), seen & self.relative.seen(at, at)
+        # A query turned by the distance over keys that are not turned.
+        moved = torch.stack([self.turn(q, layer.rotate, distance[:, key]) for key in range(count)], dim=3)
+        scores = ((moved * k[:, :, None]).sum(-1) * scaling).masked_fill(~seen, -math.inf)
+        if s_aux is not None:
+            scores = torch.cat((scores, s_aux.double()[None, :, None, None].expand(*scores.shape[:3], 1)), -1)
+        out = torch.softmax(scores, -1)[..., :count] @ v
+        return out.to(query.dtype).transpose(1, 2).contiguous(), None
+
+
+class TestMappedDistances:
+    """ReRoPE and its kin in a model of transformers."""
+
+    @pytest.mark.parametrize("relative", MAPS, ids=lambda relative: type(relative).__name__)
+    @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
+    def test_equals_the_definition(self, family: str, relative) -> None:
+        model, ids = tiny(family, dtype=torch.float64), tokens(COUNT)[0]
+        plan = own_plan(model)
+        AttentionInterface.register("dense definition", Mapped(plan, relative))
+        own = model.config._attn_implementation
+        with patched(model, plan):
+            model.set_attn_implementation("dense definition")
+            try:
+                true = log_probs(logits(model, ids[None])[0], ids)
+                plain = log_probs(by_definition(model, ids, COUNT, 0), ids)
+            finally:
+                model.set_attn_implementation(own)
+        for chunk in (1, 7, 64):
+            assert apart(gathered(stream(model, ids, plan, relative=relative, chunk=chunk)), true) < 1e-5
+        assert apart(plain, true) > 1e-4
+
+    def test_saved_and_refused(self, tmp_path) -> None:
+        model, ids = tiny("llama", dtype=torch.float64), tokens(COUNT)[0]
+        plan = own_plan(model)
+        whole = gathered(stream(model, ids, plan, relative=MAPS[2]))
+        one, two = (Stream(model, plan, relative=MAPS[2], chunk=10) for _ in range(2))
+        found = [gathered(one.feed(ids[:31]))]
+        one.save(tmp_path / "kept")
+        two.resume(tmp_path / "kept")
+        assert apart(torch.cat((*found, gathered(two.feed(ids[31:])))), whole) < 1e-6
+        with pytest.raises(LoadError, match="its relative is 'SelfExtend"):
+            Stream(model, plan).resume(tmp_path / "kept")
+        with pytest.raises(ValueError, match="relative: got a map of distances and a window"):
+            Stream(model, plan, relative=MAPS[0], window=8)
+        with pytest.raises(ValueError, match="relative: this model has layers that turn nothing"):
+            Stream(tiny("smollm3"), own_plan(tiny("smollm3")), relative=MAPS[0])
 
 
 class TestPieces:

@@ -5,6 +5,7 @@ from theodolite.attention.cache import Cache
 from theodolite.attention.module import Attention
 from theodolite.attention.pieces import Piece, attend, merge, with_sink
 from theodolite.attention.plain import attend_plainly
+from theodolite.attention.relative import attend_relatively
 
 __all__ = [
     "Attention",
@@ -14,6 +15,7 @@ __all__ = [
     "attend",
     "attend_by_policy",
     "attend_plainly",
+    "attend_relatively",
     "merge",
     "path_of",
     "with_sink",

@@ -27,7 +27,8 @@ class Path(NamedTuple):
 
     `name` is "fused" (`scaled_dot_product_attention` without a mask, or causal), "distance" (the same in blocks of
     queries, under a mask that is a view of one vector per head), or "blocks" (the same, or a softmax written out,
-    under a mask that is made for a block at a time). All need memory linear in the tokens, forward and backward.
+    under a mask that is made for a block at a time); a module with a map of distances has "pieces".
+    All need memory linear in the tokens, forward and backward.
     """
 
     name: str

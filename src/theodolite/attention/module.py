@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from theodolite.attention.by_policy import Path, attend_by_policy, path_of
 from theodolite.attention.cache import Cache
+from theodolite.attention.relative import attend_relatively
 from theodolite.encodings.policy import Order, Policy
 from theodolite.encodings.rotate.lengths import Lengths
 from theodolite.encodings.shared import SharedTables
+from theodolite.positions.relative import RelativeMap
 from theodolite.positions.visible import visible_keys
 
 
@@ -29,6 +31,8 @@ class Attention(nn.Module):
         head_dim: channels of a head; `hidden_size / num_heads` by default.
         bias: whether the projections of queries, keys and values add a bias; `out_bias` that of the output.
         qk_norm: RMS norm of each head's queries and keys, before they are turned, with this epsilon; None for none.
+        relative: maps the distances beyond which the model was not trained (`theodolite.positions`): ReRoPE, leaky
+            ReRoPE, Self-Extend, LM-Infinite, dual chunks. A cache must then keep keys as projected.
         context_size: channels of what keys and values are made of, in cross-attention; `hidden_size` by default.
 
     Example:
@@ -53,13 +57,14 @@ class Attention(nn.Module):
         bias: bool = False,
         out_bias: bool = False,
         qk_norm: float | None = None,
+        relative: RelativeMap | None = None,
         context_size: int | None = None,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads = num_heads, num_heads if num_kv_heads is None else num_kv_heads
         _require(hidden_size, num_heads, self.num_kv_heads, head_dim, policy)
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
-        self.policy = policy
+        self.policy, self.relative = policy, relative
         context_size = hidden_size if context_size is None else context_size
         self.q_proj = nn.Linear(hidden_size, num_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(context_size, self.num_kv_heads * self.head_dim, bias=bias)
@@ -112,6 +117,9 @@ class Attention(nn.Module):
         if real is not None:
             keys = visible_keys(real)
             visible = keys if visible is None else visible & (keys if visible.dim() == 3 else keys.unsqueeze(1))
+        if self.relative is not None:
+            at = positions if context_positions is None else context_positions
+            return self._out(self._mapped(q, k, v, positions, at, visible, lengths))
         out = attend_by_policy(
             self.policy,
             q,
@@ -139,6 +147,8 @@ class Attention(nn.Module):
         tables: SharedTables,
         lengths: Lengths | None,
     ) -> Tensor:
+        if self.relative is not None and cache.turned:
+            raise ValueError("cache: a map of distances turns each key by several positions; use Cache(turned=False)")
         bias, state = self.policy.bias, None
         if bias is not None and "k_state" in bias.reads:
             behind = real is None or not bool((real.bool().diff(dim=-1) & real.bool()[..., 1:]).any())
@@ -150,6 +160,10 @@ class Attention(nn.Module):
             state = bias.state(x, cache.last_state())
         cache.append(self.policy, k, v, positions, real=real, state=state, tables=tables, lengths=lengths)
         kept = cache.kept()
+        if self.relative is not None:
+            out = self._mapped(q, kept.k, kept.v, positions, kept.positions, cache.sees(positions), lengths)
+            cache.evict()
+            return out
         out = attend_by_policy(
             self.policy,
             q,
@@ -169,6 +183,20 @@ class Attention(nn.Module):
         cache.evict()
         return out
 
+    def _mapped(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        k_positions: Tensor,
+        visible: Tensor | None,
+        lengths: Lengths | None,
+    ) -> Tensor:
+        assert self.relative is not None
+        given: dict[str, Any] = {"visible": visible, "lengths": lengths, "sinks": self.sinks}
+        return attend_relatively(self.policy, q, k, v, positions, k_positions, self.relative, **given)
+
     def _out(self, out: Tensor) -> Tensor:
         attended: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
         return attended
@@ -177,6 +205,8 @@ class Attention(nn.Module):
         """How `forward` of these arguments is worked out, and why so."""
         with torch.no_grad():
             q, k, _ = self._project(x[:1], x[:1] if context is None else context[:1])
+        if self.relative is not None:
+            return Path("pieces", f"{type(self.relative).__name__} maps distances, a group of pairs at a time")
         asked = {name: given.get(name) for name in ("visible", "order")}
         return path_of(self.policy, q, k, positions, given.get("context_positions"), sinks=self.sinks, **asked)
 

@@ -40,11 +40,12 @@ class Prefix:
         kept = slice(self.length, self.length + k.shape[2])
         pair[0][:, :, kept], pair[1][:, :, kept] = k, v
 
-    def read(self, layer_idx: int, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Keys and values read so far, from slot `first` on: (1, G, T - first, D) and (1, G, T - first, E)."""
+    def read(self, layer_idx: int, first: int = 0, *, end: int | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values read so far, or up to slot `end`, from `first` on: (1, G, n, D) and (1, G, n, E)."""
         pair = self._layers[layer_idx]
         assert pair is not None
-        return pair[0][:, :, first : self.length], pair[1][:, :, first : self.length]
+        end = self.length if end is None else end
+        return pair[0][:, :, first:end], pair[1][:, :, first:end]
 
     def make_room(self, tokens: int) -> None:
         """Let `tokens` fit; capacity is doubled where it must grow."""

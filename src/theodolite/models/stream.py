@@ -11,11 +11,13 @@ from torch import Tensor
 
 from theodolite.models.errors import LoadError
 from theodolite.models.feed import FEED, NAME, Attends, Feed, Prefix
+from theodolite.models.mapped import MappedFeed, bare
 from theodolite.models.patch import current_plan, patched
 from theodolite.models.reader import Borrowed, require_causal_attention, score
 from theodolite.models.window import Window, WindowFeed
 from theodolite.plan import ModelPlan
 from theodolite.positions.checks import require_count, require_integers
+from theodolite.positions.relative import RelativeMap
 
 _FORMAT = 1
 
@@ -42,6 +44,8 @@ class Stream:
         sinks: with a window, the first so many tokens are seen as well, as if they stood before a full window: no
             distance exceeds `sinks + window - 1`.
         chunk: tokens of one forward. Of no effect on what comes out.
+        relative: maps distances beyond those that the model was trained for (`theodolite.positions`: ReRoPE, leaky
+            ReRoPE, Self-Extend, LM-Infinite, dual chunks), in layers without a window of their own.
 
     Example:
         >>> from theodolite import load  # doctest: +SKIP
@@ -59,6 +63,7 @@ class Stream:
         window: int | None = None,
         sinks: int = 4,
         chunk: int = 1024,
+        relative: RelativeMap | None = None,
     ) -> None:
         plan = current_plan(model) if plan is None else plan
         if plan is None:
@@ -69,7 +74,12 @@ class Stream:
             require_count("window", window, least=1)
             if any(layer.mask.chunk is not None for layer in plan.layers):
                 raise ValueError("window: this model has layers that see chunks of positions; they take no window")
+        if relative is not None and window is not None:
+            raise ValueError("relative: got a map of distances and a window; give one of them")
+        if relative is not None and any(layer.rotate is None for layer in plan.layers):
+            raise ValueError("relative: this model has layers that turn nothing, and a map changes what is turned")
         require_causal_attention(model, plan)
+        self.relative = relative
         self.model, self.plan, self.chunk = model, plan, chunk
         self.window, self.sinks = window, sinks if window is not None else 0
         layers = len(plan.layers)
@@ -162,22 +172,27 @@ class Stream:
             "plan": repr(self.plan),
             "window": self.window,
             "sinks": self.sinks,
+            "relative": repr(self.relative),
         }
 
     def _forward(self, tokens: Tensor, states: bool) -> Tensor:
         """Logits (n, V), or hidden states (n, hidden_size), of tokens that follow those read."""
         positions = torch.arange(self._read, self._read + len(tokens))[None]
         feed: Attends
+        plan = self.plan
         if self._window is not None:
             feed = WindowFeed(self.plan, self._window, positions)
         elif self._prefix is not None:
             self._prefix.make_room(self._prefix.length + len(tokens))
-            feed = Feed(self.plan, self._prefix, positions, writing=True)
+            if self.relative is None:
+                feed = Feed(self.plan, self._prefix, positions, writing=True)
+            else:
+                feed, plan = MappedFeed(self.plan, self.relative, self._prefix, positions), bare(self.plan)
         device = self.model.device
         given = {"input_ids": tokens[None].to(device), "position_ids": positions.to(device), "use_cache": False}
         outer = FEED.set(feed)
         try:
-            with patched(self.model, self.plan), Borrowed(self.model, NAME), torch.inference_mode():
+            with patched(self.model, plan), Borrowed(self.model, NAME), torch.inference_mode():
                 out = self.model.base_model(**given).last_hidden_state if states else self.model(**given).logits
         finally:
             FEED.reset(outer)
@@ -197,13 +212,14 @@ def stream(
     window: int | None = None,
     sinks: int = 4,
     chunk: int = 1024,
+    relative: RelativeMap | None = None,
     states: bool = False,
 ) -> Iterator[Streamed]:
     """A document (n,) of any length through a causal LM: `Stream(model, plan, ...).feed(tokens)`.
 
     Per-token log-probabilities, or last hidden states, as they come. With a `window` memory does not grow.
     """
-    return Stream(model, plan, window=window, sinks=sinks, chunk=chunk).feed(tokens, states=states)
+    return Stream(model, plan, window=window, sinks=sinks, chunk=chunk, relative=relative).feed(tokens, states=states)
 
 
 def _digest(model: Any) -> str:

@@ -1,0 +1,106 @@
+"""Attention at distances that a map has changed: ReRoPE, leaky ReRoPE, Self-Extend, LM-Infinite, dual chunks.
+
+A map parts the pairs of queries and keys into a few groups, in each of which queries and keys turn by positions of the
+group's own. Attention over each group is a piece, and the pieces are merged by their log-sum-exp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from theodolite.attention.pieces import Piece, attend, merge, with_sink
+from theodolite.encodings.policy import Policy
+from theodolite.encodings.rotate.lengths import Lengths
+from theodolite.positions.relative import RelativeMap
+
+_ROWS = 256
+
+
+def attend_relatively(
+    policy: Policy,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_positions: Tensor,
+    k_positions: Tensor,
+    relative: RelativeMap,
+    *,
+    visible: Tensor | None = None,
+    lengths: Lengths | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of q (B, H, S, D) over k (B, G, T, D) and v (B, G, T, E), none of them turned: (B, H, S, E).
+
+    What is visible goes by the true positions, (S,) or (B, S), as scales of the policy do; scores go by those of
+    `relative`. A query that sees no key gives zeros.
+
+    Args:
+        visible: (B, S, T) or (B, H, S, T) booleans besides the policy's mask, 1 where it holds for all.
+        lengths, sinks: as in `attend_plainly`.
+
+    Raises:
+        ValueError: a policy without a rotation, or with a bias or turned values, which no map is for.
+    """
+    scale = q.shape[-1] ** -0.5 if policy.score_scale is None else policy.score_scale
+    at = q_positions, k_positions
+    piece = piece_by_map(policy, q, k, v, *at, relative, scale=scale, visible=visible, lengths=lengths)
+    return piece.out if sinks is None else with_sink(piece, sinks)
+
+
+def piece_by_map(
+    policy: Policy,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_positions: Tensor,
+    k_positions: Tensor,
+    relative: RelativeMap,
+    *,
+    scale: float,
+    visible: Tensor | None = None,
+    lengths: Lengths | None = None,
+    softcap: float | None = None,
+) -> Piece:
+    """The same with its log-sum-exp; `scale` multiplies q.k, and `softcap` bounds the scores."""
+    _require(policy)
+    assert policy.rotate is not None
+    if policy.scale is not None:
+        q = policy.scale(q, q_positions)
+    groups = relative.groups(q_positions, k_positions)
+    turned = []
+    for group in groups:
+        of_q, of_k = (policy.rotate.tables(at, lengths=lengths, device=q.device) for at in (group.q, group.k))
+        turned.append((policy.rotate.apply_tables(q, None, of_q)[0], policy.rotate.apply_tables(None, k, of_k)[1]))
+    pieces = []
+    for start in range(0, q.shape[2], _ROWS):
+        rows = slice(start, start + _ROWS)
+        given = visible[..., rows, :] if visible is not None and visible.shape[-2] != 1 else visible
+        seen = policy.visible(q_positions[..., rows], k_positions, visible=given)
+        whole: Piece | None = None
+        for group, (turned_q, turned_k) in zip(groups, turned, strict=True):
+            here = replace(group, first=group.first[..., rows], last=group.last[..., rows]).region(k_positions)
+            region = (here if here.dim() == 3 else here[None])[:, None].to(q.device)
+            pairs = region if seen is None else region & seen
+            if _is_empty(pairs) and (whole is not None or group is not groups[-1]):
+                continue
+            piece = attend(turned_q[:, :, rows], turned_k, v, scale=scale, mask=pairs, softcap=softcap)
+            whole = piece if whole is None else merge(whole, piece)
+        assert whole is not None
+        pieces.append(whole)
+    return Piece(torch.cat([piece.out for piece in pieces], dim=2), torch.cat([piece.lse for piece in pieces], dim=2))
+
+
+def _is_empty(pairs: Tensor) -> bool:
+    """Whether it can be seen at once that no pair is there."""
+    return not torch.compiler.is_compiling() and pairs.device.type == "cpu" and not bool(pairs.any())
+
+
+def _require(policy: Policy) -> None:
+    if policy.rotate is None:
+        raise ValueError(f"relative: {policy} turns nothing, and a map of distances changes what is turned")
+    if policy.bias is not None or policy.rotate_values:
+        what = "turned values" if policy.bias is None else type(policy.bias).__name__
+        raise ValueError(f"relative: {policy} has {what}, and a map of distances is for queries and keys alone")
