@@ -36,6 +36,13 @@ class ByPosition(PairwiseBias):
         return (q_position % 3) * 0.5 - k_position % 2 + 0 * head
 
 
+class ALiBiByPlace(ALiBi):
+    """One made from another that goes by the distance, and that does not."""
+
+    def _value(self, q_position, k_position, head, *parameters):
+        return super()._value(q_position, k_position, head, *parameters) + (k_position % 5) * 0.3
+
+
 class AddsOnes(ALiBi):
     """One that adds to the output, without saying so anywhere else."""
 
@@ -59,6 +66,7 @@ MAKERS = {
     "by head": lambda: {"bias": BiasByHead([(Kerple(3), 3), (None, 1)])},
     "fire": lambda: {"bias": Fire(HEADS)},
     "of a position": lambda: {"bias": ByPosition(HEADS)},
+    "of another": lambda: {"bias": ALiBiByPlace(HEADS, symmetric=True)},
     "shaw": lambda: {"bias": ShawBias(HEADS, DIM, 5)},
     "adds": lambda: {"bias": AddsOnes(HEADS, symmetric=True)},
 }

@@ -110,6 +110,9 @@ class Stream:
         last = len(line) if states else len(line) - 1
         if len(line) and not states and last == 0:
             self._waiting = int(line[0])
+        if self._prefix is not None:
+            # At once: grown in steps, old and new memory are there together.
+            self._prefix.make_room(self._read + last)
         for start in range(0, last, self.chunk):
             stop, at = min(start + self.chunk, last), self._read
             out = self._forward(line[start:stop], states)

@@ -57,6 +57,12 @@ class Bias(nn.Module):
     """The same of its parts, where it has several."""
     legacy_keys: tuple[str, ...] = ()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Another formula has to say for itself that it goes by the distance.
+        if {"_value", "_dense", "dense"} & cls.__dict__.keys() and "by_distance" not in cls.__dict__:
+            cls.by_distance = False
+
     def __init__(self, num_heads: int) -> None:
         super().__init__()
         require_heads("num_heads", num_heads)
