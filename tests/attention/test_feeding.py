@@ -287,6 +287,13 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"length: got 1\.5; give a whole number"):
             cache.truncate(1.5)
 
+    def test_gradients(self):
+        module, x, at = attention_of("rope", Mask()).requires_grad_(), inputs(2), torch.arange(TOKENS)
+        with pytest.raises(ValueError, match=r"cache: keys and values ask for a gradient, .* use torch.no_grad\(\)"):
+            module(x[:, :20], at[:20], cache=Cache())
+        with torch.no_grad():
+            module(x[:, :20], at[:20], cache=Cache())
+
     def test_padding_that_a_state_would_count(self):
         module, x, at = attention_of("gate", Mask()), inputs(2), torch.arange(TOKENS)
         cache = Cache()

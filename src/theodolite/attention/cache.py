@@ -135,9 +135,12 @@ class Cache:
             lengths: as in `RotaryEmbedding.tables`.
 
         Raises:
-            ValueError: other frequencies than those of the keys in it, or more tokens than fit.
+            ValueError: other frequencies than those of the keys in it, more tokens than fit, or keys that ask for a
+                gradient.
         """
         batch, _, tokens, _ = k.shape
+        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            raise ValueError("cache: keys and values ask for a gradient, which it does not keep; use torch.no_grad()")
         require_integers("positions", positions, dims=(1, 2))
         at = torch.atleast_2d(positions).long().expand(batch, tokens).to(k.device)
         if real is None:
