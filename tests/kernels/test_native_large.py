@@ -1,4 +1,4 @@
-"""What the present tests leave open: each function holds the native rotation to the eager one, bit by bit."""
+"""What large operands and strides of their own do in the native rotation: the bits of the eager one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from theodolite.kernels import choice, native, rotate
+
+pytestmark = pytest.mark.skipif(native.load() is None, reason=f"there is no library: {native.why_not()}")
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
