@@ -142,7 +142,7 @@ def _check_positions(name: str, x: Tensor, positions: Tensor, batch: int, tokens
         raise ValueError(
             f"positions: got shape {tuple(positions.shape)}; for {name} of shape {tuple(x.shape)} and "
             f"heads_first={heads_first} it must be ({tokens},) or ({batch}, {tokens})"
-            + _other_order(positions.shape[-1], x, heads_first)
+            + (_other_order(positions.shape[-1], x, heads_first) if positions.dim() else "")
         )
 
 
