@@ -196,8 +196,7 @@ class TestThePath:
 
     def path(self, maker, mask, span=(600, 600, 0), **options):
         queries, keys, ahead = span
-        q, k, _ = tensors(queries, keys)
-        return path_of(made(maker, mask), q, k, torch.arange(ahead, ahead + queries), torch.arange(keys), **options)
+        return path_of(made(maker, mask), torch.arange(ahead, ahead + queries), torch.arange(keys), **options)
 
     @pytest.mark.parametrize(
         ("maker", "mask", "span", "name", "reason"),
@@ -224,9 +223,8 @@ class TestThePath:
     def test_what_is_visible_and_where_tokens_stand(self):
         seen = torch.ones(1, 600, 600, dtype=torch.bool)
         assert self.path("rope", Mask(), visible=seen).name == "blocks"
-        q, k, _ = tensors(6, 6)
         for positions in (torch.tensor([0, 1, 2, 4, 5, 6]), torch.arange(6.0), torch.tensor([[0, 1, 2, 3, 4, 6]] * 2)):
-            assert path_of(made("rope", Mask()), q, k, positions).name == "blocks"
+            assert path_of(made("rope", Mask()), positions).name == "blocks"
 
     def test_a_slower_one_says_so_once(self, caplog, monkeypatch):
         monkeypatch.setattr(by_policy, "_said", set())

@@ -72,7 +72,7 @@ def attend_by_policy(
     """
     k_positions = q_positions if k_positions is None else k_positions
     check_attention(policy, q, k, v, q_positions, k_positions, sinks, visible)
-    path, span = _choose(policy, q, k, q_positions, k_positions, visible, order, sinks)
+    path, span = _choose(policy, q_positions, k_positions, visible, order, sinks)
     if path.name == "blocks":
         _say_once(policy, path)
     if tables is None:
@@ -116,8 +116,6 @@ def attend_by_policy(
 
 def path_of(
     policy: Policy,
-    q: Tensor,
-    k: Tensor,
     q_positions: Tensor,
     k_positions: Tensor | None = None,
     *,
@@ -127,13 +125,11 @@ def path_of(
 ) -> Path:
     """The path that `attend_by_policy` takes for these arguments."""
     k_positions = q_positions if k_positions is None else k_positions
-    return _choose(policy, q, k, q_positions, k_positions, visible, order, sinks)[0]
+    return _choose(policy, q_positions, k_positions, visible, order, sinks)[0]
 
 
 def _choose(
     policy: Policy,
-    q: Tensor,
-    k: Tensor,
     q_positions: Tensor,
     k_positions: Tensor,
     visible: Tensor | None,

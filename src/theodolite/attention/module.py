@@ -201,14 +201,12 @@ class Attention(nn.Module):
         attended: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
         return attended
 
-    def path(self, x: Tensor, positions: Tensor, *, context: Tensor | None = None, **given: Any) -> Path:
+    def path(self, x: Tensor, positions: Tensor, **given: Any) -> Path:
         """How `forward` of these arguments is worked out, and why so."""
-        with torch.no_grad():
-            q, k, _ = self._project(x[:1], x[:1] if context is None else context[:1])
         if self.relative is not None:
             return Path("pieces", f"{type(self.relative).__name__} maps distances, a group of pairs at a time")
         asked = {name: given.get(name) for name in ("visible", "order")}
-        return path_of(self.policy, q, k, positions, given.get("context_positions"), sinks=self.sinks, **asked)
+        return path_of(self.policy, positions, given.get("context_positions"), sinks=self.sinks, **asked)
 
     def _project(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, H, S, D), (B, Hkv, T, D), (B, Hkv, T, D)."""

@@ -47,6 +47,11 @@ class Prefix:
         end = self.length if end is None else end
         return pair[0][:, :, first:end], pair[1][:, :, first:end]
 
+    def advance(self, positions: Tensor) -> None:
+        """Count tokens (n,) as read, once every layer has written them."""
+        self.positions[self.length : self.length + len(positions)] = positions
+        self.length += len(positions)
+
     def make_room(self, tokens: int) -> None:
         """Let `tokens` fit; capacity is doubled where it must grow."""
         if tokens <= self.capacity:

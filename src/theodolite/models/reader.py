@@ -151,8 +151,7 @@ class Reader:
         finally:
             FEED.reset(outer)
         if writing:
-            self.prefix.positions[self.prefix.length : self.prefix.length + tokens.shape[1]] = positions[0]
-            self.prefix.length += tokens.shape[1]
+            self.prefix.advance(positions[0])
         return logits  # type: ignore[no-any-return]
 
 

@@ -159,8 +159,7 @@ class Stream:
             self._prefix.make_room(kept["length"])
             for layer, (k, v) in enumerate(kept["pairs"]):
                 self._prefix.write(layer, k, v)
-            self._prefix.positions[: kept["length"]] = torch.arange(kept["length"])
-            self._prefix.length = kept["length"]
+            self._prefix.advance(torch.arange(kept["length"]))
 
     @property
     def _read(self) -> int:
@@ -186,7 +185,6 @@ class Stream:
         if self._window is not None:
             feed = WindowFeed(self.plan, self._window, positions)
         elif self._prefix is not None:
-            self._prefix.make_room(self._prefix.length + len(tokens))
             if self.relative is None:
                 feed = Feed(self.plan, self._prefix, positions, writing=True)
             else:
@@ -202,8 +200,7 @@ class Stream:
         if isinstance(feed, WindowFeed):
             feed.commit()
         elif self._prefix is not None:
-            self._prefix.positions[self._prefix.length : self._prefix.length + len(tokens)] = positions[0]
-            self._prefix.length += len(tokens)
+            self._prefix.advance(positions[0])
         return out[0]  # type: ignore[no-any-return]
 
 
