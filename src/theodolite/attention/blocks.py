@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from theodolite.encodings.policy import Policy
+from theodolite.positions.visible import visible_of_rows
 
 _ROWS = 256
 
@@ -35,14 +36,11 @@ class Given(NamedTuple):
 
     def of_rows(self, rows: slice) -> Given:
         """The same for some of the queries."""
-        visible = self.visible
-        if visible is not None and visible.shape[-2] != 1:
-            visible = visible[..., rows, :]
         return self._replace(
             q=self.q[:, :, rows],
             q_positions=self.q_positions[..., rows],
             x=None if self.x is None else self.x[:, rows],
-            visible=visible,
+            visible=None if self.visible is None else visible_of_rows(self.visible, rows),
             q_order=None if self.q_order is None else self.q_order[..., rows],
             q_state=None if self.q_state is None else self.q_state[:, :, rows],
         )
@@ -100,50 +98,31 @@ def _of_block(
     if seen is not None and blind is not None:
         # A softmax over nothing is no number, nor its gradient: such rows see all, and count for nothing after.
         seen = seen | blind
-    softmax = _written_out if given.sinks is not None or _adds_values(policy) else _fused
-    out, added = softmax(policy, q, k, v, bias, seen, given, scale)
+    mask = seen
+    if bias is not None:
+        mask = bias if seen is None else bias.masked_fill(~seen, -math.inf)
+    added = None
+    if given.sinks is not None or _adds_values(policy):
+        out, added = _written_out(policy, q, k, v, mask, given, scale)
+    else:
+        whole = None if mask is None else mask.expand(len(q), q.shape[1], -1, -1)
+        grouped = q.shape[1] != k.shape[1]
+        out = scaled_dot_product_attention(q, k, v, attn_mask=whole, scale=scale, enable_gqa=grouped)
     if blind is not None:
         out = out.masked_fill(blind, 0.0)
         added = None if added is None else added.masked_fill(blind, 0.0)
     return out, added
 
 
-def _fused(
-    policy: Policy,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    seen: Tensor | None,
-    given: Given,
-    scale: float,
-) -> tuple[Tensor, None]:
-    mask = seen
-    if bias is not None:
-        mask = bias if seen is None else bias.masked_fill(~seen, -math.inf)
-    if mask is not None:
-        mask = mask.expand(len(q), q.shape[1], -1, -1)
-    grouped = q.shape[1] != k.shape[1]
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped), None
-
-
 def _written_out(
-    policy: Policy,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    seen: Tensor | None,
-    given: Given,
-    scale: float,
+    policy: Policy, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, given: Given, scale: float
 ) -> tuple[Tensor, Tensor | None]:
+    """With the weights at hand: for sinks, and for what positions add to the output."""
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     group = q.shape[1] // k.shape[1]
     scores = torch.matmul(q.to(dtype), k.repeat_interleave(group, dim=1).to(dtype).mT) * scale
-    if bias is not None:
-        scores = scores + bias
-    if seen is not None:
-        scores = scores.masked_fill(~seen, -math.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     if given.sinks is not None:
         scores = torch.cat((scores, given.sinks.to(dtype)[None, :, None, None].expand(*scores.shape[:3], 1)), dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., : k.shape[2]]

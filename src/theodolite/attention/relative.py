@@ -15,6 +15,7 @@ from theodolite.attention.pieces import Piece, attend, merge, with_sink
 from theodolite.encodings.policy import Policy
 from theodolite.encodings.rotate.lengths import Lengths
 from theodolite.positions.relative import RelativeMap
+from theodolite.positions.visible import visible_of_rows
 
 _ROWS = 256
 
@@ -77,7 +78,7 @@ def piece_by_map(
     pieces = []
     for start in range(0, q.shape[2], _ROWS):
         rows = slice(start, start + _ROWS)
-        given = visible[..., rows, :] if visible is not None and visible.shape[-2] != 1 else visible
+        given = None if visible is None else visible_of_rows(visible, rows)
         seen = policy.visible(q_positions[..., rows], k_positions, visible=given)
         whole: Piece | None = None
         for group, (turned_q, turned_k) in zip(groups, turned, strict=True):

@@ -71,6 +71,11 @@ def visible_keys(attention_mask: Tensor) -> Tensor:
     return real.unsqueeze(-2)
 
 
+def visible_of_rows(visible: Tensor, rows: slice) -> Tensor:
+    """Of booleans (..., Sq, Sk), or (..., 1, Sk) that hold for all queries, those of some queries."""
+    return visible if visible.shape[-2] == 1 else visible[..., rows, :]
+
+
 def require_visible(
     visible: Tensor, queries: int, keys: int, *, batch: int | None = None, heads: int | None = None
 ) -> Tensor:
