@@ -10,7 +10,7 @@ import torch
 from theodolite.attention import Attention, Cache, attend_relatively
 from theodolite.encodings import ALiBi, LogN, Policy, RotaryEmbedding
 from theodolite.plan import Mask, Rotary, YaRN
-from theodolite.positions import DualChunk, LeakyReRoPE, LMInfinite, ReRoPE, SelfExtend
+from theodolite.positions import AttentionSinks, DualChunk, LeakyReRoPE, LMInfinite, ReRoPE, SelfExtend
 
 HEADS, KEY_HEADS, DIM, TOKENS = 4, 2, 8, 300
 PLAN = Rotary(head_dim=DIM, rope_theta=100.0)
@@ -19,6 +19,7 @@ MAPS = [
     LeakyReRoPE(window=20, factor=4),
     SelfExtend(group_size=4, window=20),
     LMInfinite(window=20, sinks=3),
+    AttentionSinks(window=20, sinks=3),
     DualChunk(chunk_size=40, local_size=8),
 ]
 

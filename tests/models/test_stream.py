@@ -13,7 +13,7 @@ from tests.models.tiny import logits, own_plan, tiny, tokens
 from theodolite.models import LoadError, Stream, patch, patched, stream
 from theodolite.models.patch import current_plan
 from theodolite.plan import ModelPlan
-from theodolite.positions import DualChunk, LeakyReRoPE, LMInfinite, ReRoPE, SelfExtend
+from theodolite.positions import AttentionSinks, DualChunk, LeakyReRoPE, LMInfinite, ReRoPE, SelfExtend
 
 COUNT = 50
 
@@ -163,6 +163,7 @@ MAPS = [
     LeakyReRoPE(window=9, factor=4),
     SelfExtend(group_size=4, window=9),
     LMInfinite(window=9, sinks=3),
+    AttentionSinks(window=9, sinks=3),
     DualChunk(chunk_size=16, local_size=4),
 ]
 
@@ -170,13 +171,13 @@ MAPS = [
 class Mapped(Dense):
     """Every score by its mapped distance, the queries and keys turned back to how they were projected first."""
 
-    def __init__(self, plan: ModelPlan, relative) -> None:
-        self.plan, self.relative = plan, relative
+    def __init__(self, plan: ModelPlan, relative, at: Tensor | None = None) -> None:
+        self.plan, self.relative, self.at = plan, relative, at
 
     def __call__(self, module, query, key, value, attention_mask, scaling=None, s_aux=None, **kwargs):
         layer = self.plan.layers[module.layer_idx]
         group, count = query.shape[1] // key.shape[1], query.shape[2]
-        at = torch.arange(count)
+        at = torch.arange(count) if self.at is None else self.at
         q, k = (self.turn(x.double(), layer.rotate, -at) for x in (query, key))
         k, v = (x.double().repeat_interleave(group, 1) for x in (k, value))
         own = layer.mask.sliding_window
@@ -193,6 +194,18 @@ class Mapped(Dense):
         return out.to(query.dtype).transpose(1, 2).contiguous(), None
 
 
+def at_mapped_distances(model, plan: ModelPlan, ids: Tensor, relative, at: Tensor | None = None) -> Tensor:
+    """Logits (n, V) by the definition; `at` are the tokens' positions where they skip some."""
+    AttentionInterface.register("dense definition", Mapped(plan, relative, at))
+    own = model.config._attn_implementation
+    with patched(model, plan):
+        model.set_attn_implementation("dense definition")
+        try:
+            return logits(model, ids[None], position_ids=None if at is None else at[None])[0]
+        finally:
+            model.set_attn_implementation(own)
+
+
 class TestMappedDistances:
     """ReRoPE and its kin in a model of transformers."""
 
@@ -201,18 +214,17 @@ class TestMappedDistances:
     def test_equals_the_definition(self, family: str, relative) -> None:
         model, ids = tiny(family, dtype=torch.float64), tokens(COUNT)[0]
         plan = own_plan(model)
-        AttentionInterface.register("dense definition", Mapped(plan, relative))
-        own = model.config._attn_implementation
-        with patched(model, plan):
-            model.set_attn_implementation("dense definition")
-            try:
-                true = log_probs(logits(model, ids[None])[0], ids)
-                plain = log_probs(by_definition(model, ids, COUNT, 0), ids)
-            finally:
-                model.set_attn_implementation(own)
+        true = log_probs(at_mapped_distances(model, plan, ids, relative), ids)
+        plain = log_probs(by_definition(model, ids, COUNT, 0), ids)
         for chunk in (1, 7, 64):
             assert apart(gathered(stream(model, ids, plan, relative=relative, chunk=chunk)), true) < 1e-5
         assert apart(plain, true) > 1e-4
+
+    def test_attention_sinks_are_a_stream_with_a_window(self) -> None:
+        model, ids = tiny("llama", dtype=torch.float64), tokens(COUNT)[0]
+        plan = own_plan(model)
+        mapped = gathered(stream(model, ids, plan, relative=AttentionSinks(window=9, sinks=3)))
+        assert apart(mapped, gathered(stream(model, ids, plan, window=9, sinks=3))) < 1e-6
 
     def test_saved_and_refused(self, tmp_path) -> None:
         model, ids = tiny("llama", dtype=torch.float64), tokens(COUNT)[0]

@@ -8,6 +8,7 @@ import torch
 
 from theodolite.plan import Mask
 from theodolite.positions import (
+    AttentionSinks,
     DualChunk,
     LeakyReRoPE,
     LMInfinite,
@@ -99,6 +100,7 @@ CASES = {
             LeakyReRoPE(window=3, factor=2),
             SelfExtend(window=3, group_size=2),
             LMInfinite(window=3, sinks=1),
+            AttentionSinks(window=3, sinks=1),
             DualChunk(chunk_size=8, local_size=2),
         )
     },

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from theodolite.encodings import rotary_tables
 from theodolite.kernels import rotate
 from theodolite.plan import Rotary
+from theodolite.positions.attention_sinks import AttentionSinks
 from theodolite.positions.dual_chunk import DualChunk
 from theodolite.positions.relative import LeakyReRoPE, LMInfinite, ReRoPE, SelfExtend
 
@@ -28,6 +29,16 @@ def self_extend(m, n, window, group):
 
 def lm_infinite(m, n, window, sinks):
     return min(m - n, window) if m - n < window or n < sinks else None
+
+
+def attention_sinks(m, n, window, sinks):
+    """StreamingLLM's cache written out: the sinks, then the window, numbered by where they lie in it."""
+    last = list(range(max(sinks, m - window + 1), m + 1))
+    cache = [*range(min(sinks, m + 1)), *last]
+    if n not in cache and m - n < window:
+        # A sink that the window still covers.
+        return m - n
+    return None if n not in cache else cache.index(m) - cache.index(n)
 
 
 def dual_chunk(m, n, chunk_size, local_size, pinned):
@@ -53,6 +64,9 @@ CASES = [
     (SelfExtend(window=7, group_size=4), lambda m, n: self_extend(m, n, 7, 4)),
     (LMInfinite(window=5, sinks=3), lambda m, n: lm_infinite(m, n, 5, 3)),
     (LMInfinite(window=5, sinks=0), lambda m, n: lm_infinite(m, n, 5, 0)),
+    (AttentionSinks(window=5, sinks=3), lambda m, n: attention_sinks(m, n, 5, 3)),
+    (AttentionSinks(window=4, sinks=0), lambda m, n: attention_sinks(m, n, 4, 0)),
+    (AttentionSinks(window=1, sinks=1), lambda m, n: attention_sinks(m, n, 1, 1)),
     (DualChunk(chunk_size=10, local_size=3), lambda m, n: dual_chunk(m, n, 10, 3, 9)),
     (DualChunk(chunk_size=9, local_size=4), lambda m, n: dual_chunk(m, n, 9, 4, 8)),
     (DualChunk(chunk_size=10, local_size=3, pinned=10), lambda m, n: dual_chunk(m, n, 10, 3, 10)),
@@ -66,6 +80,7 @@ IDENTITIES = [
     SelfExtend(window=20, group_size=8),
     SelfExtend(window=3, group_size=1),
     LMInfinite(window=20, sinks=2),
+    AttentionSinks(window=20, sinks=2),
     DualChunk(chunk_size=20, local_size=5),
     DualChunk(chunk_size=40, local_size=5),
 ]
@@ -121,6 +136,7 @@ class TestPrintedFormula:
             (ReRoPE(window=window), lambda m, n: rerope(m, n, window)),
             (SelfExtend(window=window, group_size=other), lambda m, n: self_extend(m, n, window, other)),
             (LMInfinite(window=window, sinks=other), lambda m, n: lm_infinite(m, n, window, other)),
+            (AttentionSinks(window=window, sinks=other), lambda m, n: attention_sinks(m, n, window, other)),
             (DualChunk(chunk_size=size, local_size=window), lambda m, n: dual_chunk(m, n, size, window, size - 1)),
         ]:
             expected = [[formula(m, n) if n <= m else None for n in keys] for m in queries]
@@ -302,6 +318,8 @@ class TestErrors:
             (lambda: LeakyReRoPE(window=4, factor=math.nan), "factor: got nan"),
             (lambda: SelfExtend(window=4, group_size=0), "group_size: got 0"),
             (lambda: LMInfinite(window=4, sinks=-1), "sinks: got -1; it must be at least 0"),
+            (lambda: AttentionSinks(window=0), "window: got 0; it must be at least 1"),
+            (lambda: AttentionSinks(window=4, sinks=-1), "sinks: got -1; it must be at least 0"),
             (lambda: DualChunk(chunk_size=8, local_size=5), r"local_size: got 5; at most half of chunk_size \(8\)"),
             (
                 lambda: DualChunk(chunk_size=8, local_size=2, pinned=6),

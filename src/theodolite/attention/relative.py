@@ -85,18 +85,31 @@ def piece_by_map(
             here = replace(group, first=group.first[..., rows], last=group.last[..., rows]).region(k_positions)
             region = (here if here.dim() == 3 else here[None])[:, None].to(q.device)
             pairs = region if seen is None else region & seen
-            if _is_empty(pairs) and (whole is not None or group is not groups[-1]):
-                continue
-            piece = attend(turned_q[:, :, rows], turned_k, v, scale=scale, mask=pairs, softcap=softcap)
+            keys = _keys_of(pairs)
+            if keys is None:
+                if whole is not None or group is not groups[-1]:
+                    continue
+                keys = slice(0, 1)
+            piece = attend(
+                turned_q[:, :, rows],
+                turned_k[:, :, keys],
+                v[:, :, keys],
+                scale=scale,
+                mask=pairs[..., keys],
+                softcap=softcap,
+            )
             whole = piece if whole is None else merge(whole, piece)
         assert whole is not None
         pieces.append(whole)
     return Piece(torch.cat([piece.out for piece in pieces], dim=2), torch.cat([piece.lse for piece in pieces], dim=2))
 
 
-def _is_empty(pairs: Tensor) -> bool:
-    """Whether it can be seen at once that no pair is there."""
-    return not torch.compiler.is_compiling() and pairs.device.type == "cpu" and not bool(pairs.any())
+def _keys_of(pairs: Tensor) -> slice | None:
+    """The slots from the first key that is in a pair to the last, None without any; all where that cannot be seen."""
+    if torch.compiler.is_compiling() or pairs.device.type != "cpu":
+        return slice(0, pairs.shape[-1])
+    used = pairs.flatten(0, -2).any(0).nonzero()
+    return slice(int(used[0]), int(used[-1]) + 1) if len(used) else None
 
 
 def _require(policy: Policy) -> None:

@@ -82,6 +82,9 @@ class Feed:
             self.prefix.write(layer_idx, k, v)
         mask = self.plan.layers[layer_idx].mask
         if mask.sliding_window is None and mask.chunk is None:
+            if self.writing and q.shape[2] == 1:
+                # Decoding: all that is kept, the token itself included.
+                return attend(q, *self.prefix.read(layer_idx, end=self.prefix.length + 1), scale=scale, softcap=softcap)
             own = attend(q, k, v, scale=scale, softcap=softcap, causal=True)
             return own if not self.prefix.length else merge(self._whole_prefix(layer_idx, q, scale, softcap), own)
         return self._limited(layer_idx, mask, q, k, v, scale, softcap)

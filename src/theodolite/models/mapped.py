@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from theodolite.attention import Piece
+from theodolite.attention import Piece, merge
 from theodolite.attention.relative import piece_by_map
 from theodolite.encodings import Policy, RotaryEmbedding
 from theodolite.models.feed import Prefix, temper
@@ -31,22 +31,26 @@ class MappedFeed:
     """What attention must know of one call: the plan, the map, what was read, and where the queries stand.
 
     Layers with a window of their own see no distance that the model was not trained for, and keep the true ones.
+
+    Args:
+        positions: (B, S), on the CPU.
+        writing: keep the call's keys and values (B = 1); else they are seen by their own row alone, and forgotten.
     """
 
-    def __init__(self, plan: ModelPlan, relative: RelativeMap, prefix: Prefix, positions: Tensor) -> None:
+    def __init__(
+        self, plan: ModelPlan, relative: RelativeMap, prefix: Prefix, positions: Tensor, *, writing: bool = True
+    ) -> None:
         self.plan, self.relative, self.prefix, self.positions = plan, relative, prefix, positions
+        self.writing = writing
         self._rotations: dict[Rotary, RotaryEmbedding] = {}
 
     def tempered(self, layer_idx: int, q: Tensor) -> Tensor:
-        """q (1, H, S, D) times what the plan multiplies queries by at their positions."""
+        """q (B, H, S, D) times what the plan multiplies queries by at their positions."""
         return temper(self.plan.layers[layer_idx].temperature, q, self.positions)
 
     def attention(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None) -> Piece:
-        """q (1, H, S, D) over what was read and over k (1, G, S, D) and v (1, G, S, E), none of them turned."""
-        self.prefix.write(layer_idx, k, v)
-        end = self.prefix.length + k.shape[2]
-        keys, values = self.prefix.read(layer_idx, end=end)
-        layer, at = self.plan.layers[layer_idx], self.positions[0]
+        """q (B, H, S, D) over what was read and over k (B, G, S, D) and v (B, G, S, E), none of them turned."""
+        layer = self.plan.layers[layer_idx]
         if layer.rotate is None:
             raise ValueError(
                 f"relative: layers[{layer_idx}] turns nothing, and a map of distances changes what is turned"
@@ -54,4 +58,21 @@ class MappedFeed:
         rotate = self._rotations.setdefault(layer.rotate, RotaryEmbedding(layer.rotate))
         policy = Policy(rotate=rotate, mask=replace(layer.mask, sinks=False))
         relative = self.relative if layer.mask.reach is None else _TRUE
-        return piece_by_map(policy, q, keys, values, at, torch.arange(end), relative, scale=scale, softcap=softcap)
+
+        def piece(q: Tensor, at: Tensor, k: Tensor, v: Tensor, k_at: Tensor) -> Piece:
+            return piece_by_map(policy, q, k, v, at, k_at, relative, scale=scale, softcap=softcap)
+
+        read = self.prefix.positions[: self.prefix.length]
+        if self.writing:
+            self.prefix.write(layer_idx, k, v)
+            keys, values = self.prefix.read(layer_idx, end=self.prefix.length + k.shape[2])
+            return piece(q, self.positions[0], keys, values, torch.cat((read, self.positions[0])))
+        own = piece(q, self.positions, k, v, self.positions)
+        if not self.prefix.length:
+            return own
+        rows, heads, tokens, width = q.shape
+        # What was read is the same for all rows, so their queries are one long row.
+        row = q.transpose(0, 1).reshape(1, heads, rows * tokens, width)
+        far = piece(row, self.positions.flatten(), *self.prefix.read(layer_idx), read)
+        out = far.out.view(heads, rows, tokens, -1).transpose(0, 1)
+        return merge(Piece(out, far.lse.view(heads, rows, tokens).transpose(0, 1)), own)

@@ -8,6 +8,7 @@ P probes, n tokens of a probe, T tokens read so far.
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -15,8 +16,11 @@ import torch
 from torch import Tensor
 
 from theodolite.models.decoder import find_decoder
-from theodolite.models.feed import FEED, NAME, TEMPERED, Feed, Prefix
+from theodolite.models.feed import FEED, NAME, TEMPERED, Attends, Feed, Prefix
+from theodolite.models.mapped import MappedFeed, bare
+from theodolite.models.patch import patched
 from theodolite.plan import ModelPlan
+from theodolite.positions.relative import RelativeMap
 
 _LOGITS_BYTES = 400_000_000
 _SCORE_ROWS = 128
@@ -71,29 +75,44 @@ class Reader:
         plan: its positions; windows and chunks are taken from it.
         capacity: how many tokens can be read.
         chunk: tokens per forward; by default 1,024, fewer where the vocabulary is large.
+        relative: maps distances beyond those that the model was trained for; it is patched meanwhile, to turn nothing
+            by its own code.
 
     Use it as a context: the model's own attention is put back at the end.
     """
 
-    def __init__(self, model: Any, plan: ModelPlan, *, capacity: int, chunk: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        plan: ModelPlan,
+        *,
+        capacity: int,
+        chunk: int | None = None,
+        relative: RelativeMap | None = None,
+    ) -> None:
+        if relative is not None:
+            require_turning(plan)
         self.model = model
         self.plan = plan
+        self.relative = relative
         self.prefix = Prefix(len(plan.layers), capacity)
         vocabulary = model.get_output_embeddings().weight.shape[0]
         self.chunk = chunk or max(64, min(1024, _LOGITS_BYTES // (6 * vocabulary)))
-        self._borrowed: Borrowed | None = None
+        self._changes = ExitStack()
 
     def __enter__(self) -> Reader:
         require_causal_attention(self.model, self.plan)
-        self._borrowed = Borrowed(self.model, NAME)
-        self._borrowed.__enter__()
+        with ExitStack() as changes:
+            changes.enter_context(Borrowed(self.model, NAME))
+            if self.relative is not None:
+                changes.enter_context(patched(self.model, bare(self.plan)))
+            self._changes = changes.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._borrowed is not None:
-            self._borrowed.__exit__(kind, error, trace)
+        self._changes.close()
 
     @property
     def length(self) -> int:
@@ -104,12 +123,19 @@ class Reader:
         """Keep the first `length` tokens read and drop the rest."""
         self.prefix.length = min(length, self.prefix.length)
 
+    def next_logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Read `tokens` (S,), at least one, at `positions` (S,): the logits (V,) of what follows them."""
+        if not len(tokens):
+            raise ValueError("tokens: got none; the logits of what follows are those after a token")
+        self._require_room(len(tokens))
+        for start in range(0, len(tokens), self.chunk):
+            part = slice(start, start + self.chunk)
+            logits = self._forward(tokens[part][None], positions[part][None], writing=True, keep=1)
+        return logits[0, -1]
+
     def read(self, tokens: Tensor, positions: Tensor, *, targets: Tensor | None = None) -> Scores | None:
         """Read `tokens` (S,) at `positions` (S,); score `targets` (S,), the token after each, if given."""
-        if self.prefix.length + len(tokens) > self.prefix.capacity:
-            raise ValueError(
-                f"tokens: {len(tokens)} more do not fit; {self.prefix.length} of {self.prefix.capacity} are taken"
-            )
+        self._require_room(len(tokens))
         parts = []
         for start in range(0, len(tokens), self.chunk):
             part = slice(start, start + self.chunk)
@@ -137,9 +163,20 @@ class Reader:
             parts.append(Scores(*(x.view(-1, targets.shape[1]) for x in scores)))
         return Scores(torch.cat([p.nll for p in parts]), torch.cat([p.correct for p in parts]))
 
+    def _require_room(self, tokens: int) -> None:
+        if self.prefix.length + tokens > self.prefix.capacity:
+            raise ValueError(
+                f"tokens: {tokens} more do not fit; {self.prefix.length} of {self.prefix.capacity} are taken"
+            )
+
     def _forward(self, tokens: Tensor, positions: Tensor, *, writing: bool, keep: int | None) -> Tensor:
         device = self.model.device
-        outer = FEED.set(Feed(self.plan, self.prefix, positions, writing))
+        feed: Attends
+        if self.relative is None:
+            feed = Feed(self.plan, self.prefix, positions, writing)
+        else:
+            feed = MappedFeed(self.plan, self.relative, self.prefix, positions, writing=writing)
+        outer = FEED.set(feed)
         try:
             with torch.inference_mode():
                 logits = self.model(
@@ -167,6 +204,12 @@ def require_causal_attention(model: Any, plan: ModelPlan) -> None:
             f"{type(model).__name__} has layers with a recurrent state or a convolution{where}, "
             "and only attention can be read in chunks"
         )
+
+
+def require_turning(plan: ModelPlan) -> None:
+    """Raise for a plan with layers that turn nothing, whose distances no map changes."""
+    if any(layer.rotate is None for layer in plan.layers):
+        raise ValueError("relative: this model has layers that turn nothing, and a map changes what is turned")
 
 
 def score(logits: Tensor, targets: Tensor) -> Scores:

@@ -13,7 +13,7 @@ from theodolite.models.errors import LoadError
 from theodolite.models.feed import FEED, NAME, Attends, Feed, Prefix
 from theodolite.models.mapped import MappedFeed, bare
 from theodolite.models.patch import current_plan, patched
-from theodolite.models.reader import Borrowed, require_causal_attention, score
+from theodolite.models.reader import Borrowed, require_causal_attention, require_turning, score
 from theodolite.models.window import Window, WindowFeed
 from theodolite.plan import ModelPlan
 from theodolite.positions.checks import require_count, require_integers
@@ -76,8 +76,8 @@ class Stream:
                 raise ValueError("window: this model has layers that see chunks of positions; they take no window")
         if relative is not None and window is not None:
             raise ValueError("relative: got a map of distances and a window; give one of them")
-        if relative is not None and any(layer.rotate is None for layer in plan.layers):
-            raise ValueError("relative: this model has layers that turn nothing, and a map changes what is turned")
+        if relative is not None:
+            require_turning(plan)
         require_causal_attention(model, plan)
         self.relative = relative
         self.model, self.plan, self.chunk = model, plan, chunk

@@ -1,5 +1,6 @@
 """Where each token stands: positions as data, for every way in which a sequence is fed."""
 
+from theodolite.positions.attention_sinks import AttentionSinks
 from theodolite.positions.chunks import Chunk, chunk, chunk_sizes, chunks
 from theodolite.positions.decoding import next_positions, seen_after_draft, tokens_seen, tree_positions
 from theodolite.positions.dual_chunk import DualChunk
@@ -39,6 +40,7 @@ from theodolite.positions.shards import contiguous, shard, striped, unshard, zig
 from theodolite.positions.visible import visible_by_position, visible_in_documents, visible_keys
 
 __all__ = [
+    "AttentionSinks",
     "Chunk",
     "DualChunk",
     "Group",

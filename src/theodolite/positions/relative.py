@@ -106,7 +106,7 @@ class ReRoPE(RelativeMap):
 
     def _groups(self, m: Tensor, n: Tensor) -> tuple[Group, ...]:
         far = Group(q=torch.full_like(m, self.window), k=torch.zeros_like(n), first=unbounded(m), last=m - self.window)
-        return _near(m, n, self.window), far
+        return near(m, n, self.window), far
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class LeakyReRoPE(RelativeMap):
             first=unbounded(m),
             last=m - self.window,
         )
-        return _near(m, n, self.window), far
+        return near(m, n, self.window), far
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ class SelfExtend(RelativeMap):
             first=unbounded(m),
             last=m - self.window,
         )
-        return _near(m, n, self.window), far
+        return near(m, n, self.window), far
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,10 +199,10 @@ class LMInfinite(RelativeMap):
             first=unbounded(m),
             last=(m - self.window).clamp(max=self.sinks - 1),
         )
-        return _near(m, n, self.window), far
+        return near(m, n, self.window), far
 
 
-def _near(m: Tensor, n: Tensor, window: int) -> Group:
+def near(m: Tensor, n: Tensor, window: int) -> Group:
     """The keys nearer than `window`, at their own distance."""
     return Group(q=m, k=n, first=m - window + 1, last=m)
 
