@@ -11,6 +11,7 @@ from transformers import AttentionInterface
 
 from tests.models.tiny import logits, own_plan, tiny, tokens
 from theodolite.models import LoadError, Stream, patch, patched, stream
+from theodolite.models.kept import read_kept, write_kept
 from theodolite.models.patch import current_plan
 from theodolite.plan import ModelPlan
 from theodolite.positions import AttentionSinks, DualChunk, LeakyReRoPE, LMInfinite, ReRoPE, SelfExtend
@@ -282,8 +283,8 @@ class TestPieces:
         list(reading.feed(ids))
         reading.save(path)
         for other, text in (
-            (Stream(model, plan, window=9), "its window is 8; this stream's is 9"),
-            (Stream(model, plan), "its window is 8; this stream's is None"),
+            (Stream(model, plan, window=9), "its window is 8; what is asked for has 9"),
+            (Stream(model, plan), "its window is 8; what is asked for has None"),
             (
                 Stream(
                     tiny("llama", rope_parameters={"rope_type": "default", "rope_theta": 5.0}),
@@ -299,8 +300,45 @@ class TestPieces:
         path.write_bytes(path.read_bytes()[:1000])
         with pytest.raises(LoadError, match="it cannot be read as a saved stream"):
             Stream(model, plan, window=8).resume(path)
-        with pytest.raises(LoadError, match="it cannot be read as a saved stream"):
+        with pytest.raises(LoadError, match="there is no such file"):
             Stream(model, plan, window=8).resume(tmp_path / "none")
+
+    def test_what_was_changed_is_refused(self, tmp_path) -> None:
+        model, path = tiny("llama"), tmp_path / "kept"
+        plan, identity = own_plan(model), Stream(tiny("llama"), own_plan(tiny("llama")))._identity()
+        reading = Stream(model, plan)
+        list(reading.feed(tokens(COUNT)[0]))
+        reading.save(path)
+        tensors, state = read_kept(path, "a saved stream", identity)
+        for changed in (
+            {name: x for name, x in tensors.items() if name != "v.1"},
+            {**tensors, "k.0": tensors["k.0"][:, :, 1:]},
+            {**tensors, "k.0": tensors["k.0"].double()},
+        ):
+            write_kept(path, "a saved stream", changed, identity, **state)
+            again = Stream(model, plan)
+            with pytest.raises(LoadError, match=r"layer [01] is not as it was written"):
+                again.resume(path)
+            assert again.length == 0
+        write_kept(path, "a saved document", tensors, identity, **state)
+        with pytest.raises(LoadError, match="it is no saved stream of this version"):
+            Stream(model, plan).resume(path)
+
+    def test_a_write_that_fails_leaves_the_old_file(self, tmp_path, monkeypatch) -> None:
+        model, path = tiny("llama"), tmp_path / "kept"
+        reading = Stream(model, own_plan(model))
+        list(reading.feed(tokens(COUNT)[0]))
+        reading.save(path)
+        before = path.read_bytes()
+
+        def full(*args: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            reading.save(path)
+        assert path.read_bytes() == before
+        assert list(tmp_path.iterdir()) == [path]
 
 
 class TestRefusals:

@@ -64,6 +64,16 @@ class Prefix:
                 k[:, :, : self.length], v[:, :, : self.length] = (x[:, :, : self.length] for x in pair)
                 self._layers[layer_idx] = k, v
 
+    def with_values(self, values: Tensor) -> Prefix:
+        """The same keys, and in every layer the values (T, E) of the tokens read."""
+        other = Prefix(0, self.length)
+        other.length, other.positions = self.length, self.positions[: self.length]
+        other._layers = [
+            None if pair is None else (pair[0][:, :, : self.length], values.expand(1, pair[0].shape[1], -1, -1))
+            for pair in self._layers
+        ]
+        return other
+
     def _buffer(self, x: Tensor) -> Tensor:
         return x.new_empty(1, x.shape[1], self.capacity, x.shape[3])
 

@@ -170,12 +170,21 @@ class Reader:
             )
 
     def _forward(self, tokens: Tensor, positions: Tensor, *, writing: bool, keep: int | None) -> Tensor:
-        device = self.model.device
-        feed: Attends
+        logits = self.forward(self.feed(positions, writing=writing), tokens, positions, keep=keep)
+        if writing:
+            self.prefix.advance(positions[0])
+        return logits
+
+    def feed(self, positions: Tensor, *, writing: bool, prefix: Prefix | None = None) -> Attends:
+        """What stands behind attention in a call at `positions` (B, S): over what was read, or another `prefix`."""
+        prefix = self.prefix if prefix is None else prefix
         if self.relative is None:
-            feed = Feed(self.plan, self.prefix, positions, writing)
-        else:
-            feed = MappedFeed(self.plan, self.relative, self.prefix, positions, writing=writing)
+            return Feed(self.plan, prefix, positions, writing)
+        return MappedFeed(self.plan, self.relative, prefix, positions, writing=writing)
+
+    def forward(self, feed: Attends, tokens: Tensor, positions: Tensor, *, keep: int | None) -> Tensor:
+        """One call of the model: tokens and positions (B, S) in, logits (B, S or `keep`, V) out."""
+        device = self.model.device
         outer = FEED.set(feed)
         try:
             with torch.inference_mode():
@@ -187,8 +196,6 @@ class Reader:
                 ).logits
         finally:
             FEED.reset(outer)
-        if writing:
-            self.prefix.advance(positions[0])
         return logits  # type: ignore[no-any-return]
 
 

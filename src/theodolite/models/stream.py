@@ -11,15 +11,16 @@ from torch import Tensor
 
 from theodolite.models.errors import LoadError
 from theodolite.models.feed import FEED, NAME, Attends, Feed, Prefix
+from theodolite.models.kept import fill_prefix, prefix_tensors, read_kept, write_kept
 from theodolite.models.mapped import MappedFeed, bare
 from theodolite.models.patch import current_plan, patched
 from theodolite.models.reader import Borrowed, require_causal_attention, require_turning, score
-from theodolite.models.window import Window, WindowFeed
+from theodolite.models.window import Kept, Window, WindowFeed
 from theodolite.plan import ModelPlan
 from theodolite.positions.checks import require_count, require_integers
 from theodolite.positions.relative import RelativeMap
 
-_FORMAT = 1
+_WHAT = "a saved stream"
 
 
 class Streamed(NamedTuple):
@@ -124,17 +125,18 @@ class Stream:
 
     def save(self, path: str | Path) -> None:
         """Write what is kept, for `resume`; complete or not at all."""
-        path = Path(path)
-        kept: dict[str, Any] = {"format": _FORMAT, "identity": self._identity(), "waiting": self._waiting}
-        if self._window is not None:
-            kept |= {"length": self._window.length, "first": self._window.first, "last": self._window.last}
-        elif self._prefix is not None:
-            pairs = [self._prefix.read(i) for i in range(len(self.plan.layers))] if self._read else []
-            # Copies: a view would be written with the whole buffer that it looks at.
-            kept |= {"length": self._prefix.length, "pairs": [(k.clone(), v.clone()) for k, v in pairs]}
-        partial = path.with_name(path.name + ".part")
-        torch.save(kept, partial)
-        partial.replace(path)
+        if self._prefix is not None:
+            tensors = prefix_tensors(self._prefix, len(self.plan.layers))
+        else:
+            assert self._window is not None
+            tensors = {
+                f"{place}.{kind}.{layer}": x
+                for place, kept in (("first", self._window.first), ("last", self._window.last))
+                for layer, pair in enumerate(kept)
+                if pair is not None
+                for kind, x in zip("kv", pair, strict=True)
+            }
+        write_kept(path, _WHAT, tensors, self._identity(), waiting=self._waiting, length=self._read)
 
     def resume(self, path: str | Path) -> None:
         """Go on from what `save` wrote, with the same model, plan, window and sinks.
@@ -142,24 +144,21 @@ class Stream:
         Raises:
             LoadError: no such file, or one of another model, plan or setting.
         """
-        try:
-            kept = torch.load(path, weights_only=True)
-        except Exception as error:
-            raise LoadError(f"{path}: it cannot be read as a saved stream: {error}") from error
-        if not isinstance(kept, dict) or kept.get("format") != _FORMAT:
-            raise LoadError(f"{path}: it is no saved stream of this version")
-        for name, mine in self._identity().items():
-            if kept["identity"].get(name) != mine:
-                raise LoadError(f"{path}: its {name} is {kept['identity'].get(name)!r}; this stream's is {mine!r}")
-        self._waiting = kept["waiting"]
-        if self._window is not None:
-            self._window.length, self._window.first, self._window.last = kept["length"], kept["first"], kept["last"]
-        elif self._prefix is not None:
-            self._prefix.length = 0
-            self._prefix.make_room(kept["length"])
-            for layer, (k, v) in enumerate(kept["pairs"]):
-                self._prefix.write(layer, k, v)
-            self._prefix.advance(torch.arange(kept["length"]))
+        tensors, state = read_kept(path, _WHAT, self._identity())
+        layers, length = len(self.plan.layers), state["length"]
+        if self._prefix is not None:
+            prefix = Prefix(layers, length)
+            fill_prefix(prefix, tensors, torch.arange(length), layers, path, self.model)
+            self._prefix = prefix
+        else:
+            assert self._window is not None
+            kept = [[_pair(tensors, f"{place}.{{}}.{i}", path) for i in range(layers)] for place in ("first", "last")]
+            device = self.model.device
+            self._window.first, self._window.last = (
+                [None if pair is None else (pair[0].to(device), pair[1].to(device)) for pair in place] for place in kept
+            )
+            self._window.length = length
+        self._waiting = state["waiting"]
 
     @property
     def _read(self) -> int:
@@ -220,6 +219,13 @@ def stream(
     Per-token log-probabilities, or last hidden states, as they come. With a `window` memory does not grow.
     """
     return Stream(model, plan, window=window, sinks=sinks, chunk=chunk, relative=relative).feed(tokens, states=states)
+
+
+def _pair(tensors: dict[str, Tensor], name: str, path: str | Path) -> Kept | None:
+    k, v = (tensors.get(name.format(kind)) for kind in "kv")
+    if (k is None) != (v is None):
+        raise LoadError(f"{path}: {name.format('k')} is not as it was written")
+    return None if k is None or v is None else (k, v)
 
 
 def _digest(model: Any) -> str:
