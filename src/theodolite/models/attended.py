@@ -16,20 +16,26 @@ from theodolite.models.feed import Attends
 from theodolite.models.reader import Reader
 
 
-class _Marking:
+class _Marking(Attends):
     """Attention as it is, and beside it that over the marks."""
 
     def __init__(self, feed: Attends, marked: Attends, parts: int) -> None:
         self.feed, self.marked, self.parts = feed, marked, parts
         self.sums: list[Tensor] = []
+        self._piece: Piece | None = None
 
     def tempered(self, layer_idx: int, q: Tensor) -> Tensor:
         return self.feed.tempered(layer_idx, q)
 
     def attention(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None) -> Piece:
         none = v.new_zeros(*v.shape[:3], self.parts)
-        self.sums.append(self.marked.attention(layer_idx, q, k, none, scale, softcap).out[0].float().cpu())
+        self._piece = self.marked.attention(layer_idx, q, k, none, scale, softcap)
         return self.feed.attention(layer_idx, q, k, v, scale, softcap)
+
+    def finished(self, piece: Piece, sinks: Tensor | None) -> Tensor:
+        assert self._piece is not None
+        self.sums.append(self.marked.finished(self._piece, sinks)[0].float().cpu())
+        return self.feed.finished(piece, sinks)
 
 
 def attended(reader: Reader, tokens: Tensor, positions: Tensor, parts: Sequence[slice]) -> Tensor:

@@ -6,9 +6,10 @@ G key-value heads, S tokens of the call, D and E channels of keys and values.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,8 +79,24 @@ class Prefix:
         return x.new_empty(1, x.shape[1], self.capacity, x.shape[3])
 
 
+class Attends(ABC):
+    """What stands behind the attention of a model for one call."""
+
+    @abstractmethod
+    def attention(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None) -> Piece:
+        """q (B, H, S, D) over what is kept and over k (B, G, S, D) and v (B, G, S, E), turned."""
+
+    @abstractmethod
+    def tempered(self, layer_idx: int, q: Tensor) -> Tensor:
+        """q times what the plan multiplies it by."""
+
+    def finished(self, piece: Piece, sinks: Tensor | None) -> Tensor:
+        """The output (B, H, S, E), with each head's learned sink logit (H,) if the model has them."""
+        return piece.out if sinks is None else with_sink(piece, sinks)
+
+
 @dataclass(frozen=True)
-class Feed:
+class Feed(Attends):
     """What attention must know of this call: the plan, what was read, and where the queries stand."""
 
     plan: ModelPlan
@@ -154,16 +171,6 @@ def temper(temperature: Temperature | None, q: Tensor, positions: Tensor) -> Ten
     return (q * scale[:, None, :, None].to(q.device)).to(q.dtype)
 
 
-class Attends(Protocol):
-    """What stands behind the attention of a model for one call."""
-
-    def attention(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None) -> Piece:
-        """q (B, H, S, D) over what is kept and over k (B, G, S, D) and v (B, G, S, E), turned."""
-
-    def tempered(self, layer_idx: int, q: Tensor) -> Tensor:
-        """q times what the plan multiplies it by."""
-
-
 # Not every model hands the keyword arguments of its forward down to its attention.
 FEED: ContextVar[Attends | None] = ContextVar("theodolite_feed", default=None)
 
@@ -190,8 +197,7 @@ def _attention(
     if hasattr(module, TEMPERED):
         query = feed.tempered(layer_idx, query)
     piece = feed.attention(layer_idx, query, key, value, scale, softcap)
-    out = piece.out if s_aux is None else with_sink(piece, s_aux)
-    return out.transpose(1, 2).contiguous(), None
+    return feed.finished(piece, s_aux).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(NAME, _attention)

@@ -13,7 +13,7 @@ from torch import Tensor
 from theodolite.attention import Piece, merge
 from theodolite.attention.relative import piece_by_map
 from theodolite.encodings import Policy, RotaryEmbedding
-from theodolite.models.feed import Prefix, temper
+from theodolite.models.feed import Attends, Prefix, temper
 from theodolite.plan import ModelPlan, Rotary
 from theodolite.positions import ReRoPE
 from theodolite.positions.relative import RelativeMap
@@ -27,7 +27,7 @@ def bare(plan: ModelPlan) -> ModelPlan:
     return replace(plan, layers=tuple(replace(layer, rotate=None) for layer in plan.layers))
 
 
-class MappedFeed:
+class MappedFeed(Attends):
     """What attention must know of one call: the plan, the map, what was read, and where the queries stand.
 
     Layers with a window of their own see no distance that the model was not trained for, and keep the true ones.

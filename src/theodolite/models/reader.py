@@ -8,7 +8,8 @@ P probes, n tokens of a probe, T tokens read so far.
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -122,6 +123,16 @@ class Reader:
     def forget(self, length: int = 0) -> None:
         """Keep the first `length` tokens read and drop the rest."""
         self.prefix.length = min(length, self.prefix.length)
+
+    @contextmanager
+    def as_of(self, length: int) -> Iterator[None]:
+        """Inside the block only the first `length` tokens read are seen; nothing may be read there."""
+        whole = self.prefix.length
+        self.prefix.length = min(length, whole)
+        try:
+            yield
+        finally:
+            self.prefix.length = whole
 
     def next_logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Read `tokens` (S,), at least one, at `positions` (S,): the logits (V,) of what follows them."""

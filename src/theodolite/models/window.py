@@ -12,7 +12,7 @@ from torch import Tensor
 
 from theodolite.attention import Piece, attend, merge
 from theodolite.encodings import rerotate
-from theodolite.models.feed import temper
+from theodolite.models.feed import Attends, temper
 from theodolite.plan import ModelPlan, Rotary
 
 Kept = tuple[Tensor, Tensor]
@@ -40,7 +40,7 @@ class Window:
         return max(0, min(self.length - self.sinks, self.size - 1))
 
 
-class WindowFeed:
+class WindowFeed(Attends):
     """What attention must know of one call: the plan, what is kept, and where the queries stand.
 
     What the call makes of the window is put into it by `commit`, once all layers are through: a call that fails leaves
