@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from theodolite.attention import Attention, Cache
 from theodolite.encodings import ALiBi, CoPE, Fire, ForgettingGate, Kerple, LogN, Policy, RotaryEmbedding, T5Bias, XPos
-from theodolite.plan import DynamicNTK, Mask, Rotary, YaRN
+from theodolite.plan import DynamicNTK, LongRoPE, Mask, Rotary, YaRN, YaRNByLength
 
 HEADS, KEY_HEADS, DIM, WIDTH, TOKENS = 4, 2, 8, 16, 41
 SCALED = {"factor": 4, "original_max_position_embeddings": 16}
+LISTS = {"short_factor": (1.0, 1.1, 1.3, 1.2), "long_factor": (1.0, 2.0, 3.5, 4.0)}
 
 
 def rope(**options) -> RotaryEmbedding:
@@ -25,12 +26,15 @@ POLICIES = {
     "yarn, log-n": lambda mask: Policy(rotate=rope(scaling=YaRN(**SCALED)), scale=LogN(4), mask=mask),
     "partial, values": lambda mask: Policy(rotate=rope(rotary_dim=4, interleaved=True), rotate_values=True, mask=mask),
     "dynamic": lambda mask: Policy(rotate=rope(scaling=DynamicNTK(**SCALED)), mask=mask),
+    "longrope": lambda mask: Policy(rotate=rope(scaling=LongRoPE(**SCALED, **LISTS)), rotate_values=True, mask=mask),
+    "yarn by length": lambda mask: Policy(rotate=rope(scaling=YaRNByLength(yarn=YaRN(**SCALED))), mask=mask),
     "alibi": lambda mask: Policy(rotate=rope(), bias=ALiBi(HEADS), mask=mask),
     "t5": lambda mask: Policy(bias=T5Bias(HEADS, bidirectional=False, std=1.0), mask=mask),
     "kerple": lambda mask: Policy(bias=Kerple(HEADS), mask=mask),
     "fire": lambda mask: Policy(bias=Fire(HEADS), mask=mask),
     "gate": lambda mask: Policy(bias=ForgettingGate(HEADS, WIDTH), mask=mask),
 }
+BY_LENGTH = ("dynamic", "longrope", "yarn by length")
 MASKS = {"causal": Mask(), "window": Mask(sliding_window=7), "chunk": Mask(chunk=8), "sinks": Mask(sinks=True)}
 
 
@@ -75,7 +79,7 @@ class TestChunks:
     def test_equal_one_pass(self, name, mask, turned, room, parts, first):
         module, x = attention_of(name, MASKS[mask]), inputs(2)
         at = torch.arange(first, first + TOKENS)
-        lengths = [TOKENS, 30] if name == "dynamic" else None
+        lengths = [TOKENS, 12] if name in BY_LENGTH else None
         whole = module(x, at, lengths=lengths)
         window = MASKS[mask].sliding_window
         cache = Cache(turned=turned, capacity=room, window=None if room else window)

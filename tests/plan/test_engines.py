@@ -20,7 +20,9 @@ from theodolite.plan import (
     Rotary,
     Scaling,
     YaRN,
+    YaRNByLength,
 )
+from theodolite.plan.describe import describe_scaling
 from theodolite.plan.engines import settings
 from theodolite.plan.huggingface import read_config
 
@@ -242,3 +244,13 @@ class TestLayers:
             "the pair's index."
         )
         assert found["llama.cpp"] == "llama.cpp takes YaRN's ramp in the pair's index, and this plan in rotations."
+
+    def test_a_scaling_of_long_sequences_alone_is_no_engines(self) -> None:
+        found = of(YaRNByLength(yarn=YARN))
+        sentence = "A config has no words for this plan: scaling: got 'yarn-by-length'; a config has no name for it."
+        assert found["transformers"] == {"remark": sentence}
+        assert found["vllm"] == found["sglang"] == sentence
+        assert found["llama.cpp"] == (
+            "llama.cpp has one set of frequencies for all sequences, and this plan scales long ones alone."
+        )
+        assert describe_scaling(YaRNByLength(yarn=YARN)) == "YaRN 2 past 8,192 tokens, none before"

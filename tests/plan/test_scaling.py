@@ -10,8 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests import oracle
-from theodolite.plan import NTK, DynamicNTK, Linear, Llama3, LongRoPE, PlanError, Scaling, YaRN
-from theodolite.plan.scaling import plain_inv_freq
+from theodolite.plan import NTK, DynamicNTK, Linear, Llama3, LongRoPE, PlanError, Rotary, Scaling, YaRN
+from theodolite.plan.huggingface.rope_writing import write_rope_dict
+from theodolite.plan.scaling import YaRNByLength, plain_inv_freq
 
 # float64: an exponent rounded once weighs ln(theta) <= 18.5 times 2^-53; a handful of other roundings beside it.
 NEAR = 32 * 2.0**-53
@@ -337,6 +338,52 @@ class TestLongRoPE:
             longrope((2.0,) * 4, (3.0,) * 4).inv_freq(1e4, 16, length=1)
 
 
+class TestYaRNByLength:
+    """A sequence within the trained length is not scaled at all; a longer one is YaRN's, attention factor included."""
+
+    YARN = YaRN(factor=4, original_max_position_embeddings=4096, beta_fast=20.0, attention_factor_given=1.3)
+    SCALING = YaRNByLength(yarn=YARN)
+
+    @pytest.mark.parametrize("length", [1, 4095, 4096])
+    def test_up_to_the_original_length(self, length):
+        np.testing.assert_array_equal(self.SCALING.inv_freq(1e4, 64, length=length), plain_inv_freq(1e4, 64))
+        settled = self.SCALING.at_length(length)
+        assert settled == Scaling()
+        assert settled.attention_factor() == 1.0
+        assert Rotary(head_dim=64, rope_theta=1e4, scaling=self.SCALING).at_length(length) == Rotary(
+            head_dim=64, rope_theta=1e4
+        )
+
+    @pytest.mark.parametrize("length", [4097, 2**20])
+    def test_past_it(self, length):
+        inv_freq = self.SCALING.inv_freq(1e4, 64, length=length)
+        np.testing.assert_array_equal(inv_freq, self.YARN.inv_freq(1e4, 64))
+        assert not np.array_equal(inv_freq, plain_inv_freq(1e4, 64))
+        settled = self.SCALING.at_length(length)
+        assert settled == self.YARN
+        assert not settled.depends_on_length
+        assert settled.attention_factor() == self.SCALING.attention_factor() == 1.3
+
+    def test_without_a_length_it_says_so(self):
+        assert self.SCALING.depends_on_length
+        for ask in (lambda: self.SCALING.inv_freq(1e4, 64), lambda: self.SCALING.at_length(None)):
+            with pytest.raises(PlanError, match="length: got None; the frequencies of 'yarn-by-length' depend on"):
+                ask()
+        with pytest.raises(PlanError, match="length: got 0"):
+            self.SCALING.at_length(0)
+
+    def test_a_config_has_no_words_for_it(self):
+        plan = Rotary(head_dim=64, rope_theta=1e4, scaling=self.SCALING)
+        with pytest.raises(PlanError, match="scaling: got 'yarn-by-length'; a config has no name for it"):
+            write_rope_dict(plan)
+        assert write_rope_dict(plan.at_length(5000))["rope_type"] == "yarn"
+
+    def test_a_factor_on_all_scores_is_no_choice_by_length(self):
+        latent = YaRN(factor=40, original_max_position_embeddings=4096, mscale=1.0, mscale_all_dim=1.0)
+        with pytest.raises(PlanError, match=r"mscale_all_dim: got 1\.0; it multiplies the scores of all sequences"):
+            YaRNByLength(yarn=latent)
+
+
 L = {"original_max_position_embeddings": 4096}
 
 
@@ -392,6 +439,7 @@ class TestRefusals:
                 lambda: Llama3(factor=2, low_freq_factor=4, high_freq_factor=1, **L),
                 "high_freq_factor: got 1; it must be above low_freq_factor",
             ),
+            (lambda: YaRNByLength(yarn=4), "yarn: got 4; it must be a YaRN, for example YaRN"),
             (lambda: longrope((1.0,), (1.0, 2.0)), "long_factor: got 2; it must be as long as short_factor"),
             (lambda: longrope((0.0,), (1.0,)), "short_factor: got 0.0"),
             (lambda: longrope((1.0,), (1.0,), length=1), "original_max_position_embeddings: got 1; .* at least 2"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from theodolite.attention.blocks import Given, attend_in_blocks
 from theodolite.attention.distance import Span, attend_by_distance, curve_of
 from theodolite.attention.plain import check_attention
+from theodolite.encodings.bias.content import full_precision
 from theodolite.encodings.policy import Order, Policy
 from theodolite.encodings.rotate.axial import PatchRotate
 from theodolite.encodings.rotate.lengths import Lengths
@@ -93,21 +96,23 @@ def attend_by_policy(
     if k_tables is not None and not turned:
         _, turned_k = policy.turn(None, k, k_tables)
         turned_v = policy.turn_values(v, k_tables)
+    turned_q, turned_k, turned_v, unlowered = _beside_autocast(turned_q, turned_k, turned_v)
     added = None
-    if given is not None:
-        out, added = attend_in_blocks(policy, turned_q, turned_k, turned_v, given, scale)
-    elif span is not None:
-        curve = curve_of(policy, span, q.device, q.dtype)
-        out = attend_by_distance(turned_q, turned_k, turned_v, curve, span, policy.mask, scale)
-    else:
-        out = scaled_dot_product_attention(
-            turned_q,
-            turned_k,
-            turned_v,
-            is_causal=policy.mask.causal and q.shape[2] > 1,
-            scale=scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )
+    with unlowered:
+        if given is not None:
+            out, added = attend_in_blocks(policy, turned_q, turned_k, turned_v, given, scale)
+        elif span is not None:
+            curve = curve_of(policy, span, q.device, q.dtype)
+            out = attend_by_distance(turned_q, turned_k, turned_v, curve, span, policy.mask, scale)
+        else:
+            out = scaled_dot_product_attention(
+                turned_q,
+                turned_k,
+                turned_v,
+                is_causal=policy.mask.causal and q.shape[2] > 1,
+                scale=scale,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )
     out = policy.turn_output_back(out, q_tables)
     if added is not None and added.shape != out.shape:
         raise ValueError(f"v: got {v.shape[-1]} channels; the policy's vectors for values have {added.shape[-1]}")
@@ -187,6 +192,18 @@ def _sees_nothing(policy: Policy, span: Span) -> bool:
     if reach is None:
         return before_all
     return before_all or span.ahead < -reach or span.furthest - (span.keys - 1) > reach
+
+
+def _beside_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, AbstractContextManager[Any]]:
+    """q, k and v as autocast would have them, and a context in which it lowers nothing else.
+
+    It lowers the mask of a fused attention too, and a bias in half precision cannot tell neighbours apart. Elsewhere
+    than on the CPU, kernels want the mask in the dtype of the queries, and autocast sees to it.
+    """
+    if q.device.type != "cpu" or not torch.is_autocast_enabled("cpu") or q.dtype == torch.float64:
+        return q, k, v, contextlib.nullcontext()
+    dtype = torch.get_autocast_dtype("cpu")
+    return q.to(dtype), k.to(dtype), v.to(dtype), full_precision(q.device)
 
 
 def _state_of(policy: Policy, x: Tensor, k_positions: Tensor) -> tuple[Tensor | None, Tensor | None]:

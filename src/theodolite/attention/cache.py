@@ -5,18 +5,17 @@ Shapes: B batch, G key-value heads, H query heads, N slots, S new tokens, D chan
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from theodolite.attention.turning import Turning, plans_of, rows_alike, turning_of
 from theodolite.encodings.policy import Policy
-from theodolite.encodings.rotate.lengths import Lengths, row_lengths
+from theodolite.encodings.rotate.lengths import Lengths
 from theodolite.encodings.rotate.rerotation import rerotate
 from theodolite.encodings.rotate.rotary import RotaryEmbedding
 from theodolite.encodings.shared import SharedTables
-from theodolite.plan import Rotary
 from theodolite.positions.checks import require_count, require_integers, require_mask
 
 _FIRST_ROOM = 64
@@ -40,20 +39,23 @@ class Cache:
 
     Args:
         turned: keys are kept as they were turned, once. Without it they are kept as projected and turned when they are
-            read: for frequencies that change with a sequence's length, and for biases that read keys.
+            read: exact where frequencies change with a sequence's length, and needed by biases that read keys.
+        follow_lengths: where a row's frequencies change with its length, turn the keys of that row again, rather than
+            refuse: one more rotation and rounding of each, at every change.
         capacity: tokens (slots) that fit; one more is an error. None grows.
         window: of each row, only keys less than so many tokens behind the newest stay: what a mask with that
             `sliding_window` lets the next query see.
         sinks: with a window, keys at the positions below this number stay as well, and are seen (`sees`).
         margin: with a window, so many tokens more stay, so that a draft of as many can be taken back.
 
-    A cache knows by which frequencies its keys were turned, and refuses others.
+    A cache knows by which frequencies the keys of each row were turned, and refuses others.
     """
 
     def __init__(
         self,
         *,
         turned: bool = True,
+        follow_lengths: bool = False,
         capacity: int | None = None,
         window: int | None = None,
         sinks: int = 0,
@@ -66,12 +68,17 @@ class Cache:
         require_count("margin", margin, least=0)
         if window is None and (sinks or margin):
             raise ValueError(f"window: got None with sinks={sinks} and margin={margin}, which are of a window")
-        self.turned, self.capacity = turned, capacity
+        if follow_lengths and not turned:
+            raise ValueError(
+                "follow_lengths: got True with turned=False, whose keys follow the lengths as they are read"
+            )
+        self.turned, self.follow_lengths, self.capacity = turned, follow_lengths, capacity
         self.window, self.sinks, self.margin = window, sinks, margin
         self._buffers: list[Tensor] = []
         self._used = 0
-        self._turned_by: tuple[Hashable, tuple[int, ...] | None] | None = None
-        self._rotate: object = None
+        self._turned_by: Turning | None = None
+        # Whether any key was turned at another position than the one that is kept.
+        self._elsewhere = False
         # Of each row, the highest position that was dropped.
         self._dropped: Tensor | None = None
 
@@ -131,8 +138,9 @@ class Cache:
             positions: (S,) or (B, S), integers.
             real: (S,) or (B, S), not 0 at tokens that are no padding; all by default.
             state: (B, H, S, ...), what the bias keeps of each token.
-            tables: those of this forward at `positions`; made of them by default.
-            lengths: as in `RotaryEmbedding.tables`.
+            tables: those of this forward; made of `positions` by default. They may be of others (the axes of pictures):
+                what is seen goes by `positions`, and such keys cannot be turned again.
+            lengths: as in `RotaryEmbedding.tables`; those of `tables` by default.
 
         Raises:
             ValueError: other frequencies than those of the keys in it, more tokens than fit, or keys that ask for a
@@ -148,7 +156,9 @@ class Cache:
         else:
             require_mask("real", real, dims=(1, 2))
             is_real = torch.atleast_2d(real != 0).expand(batch, tokens).to(k.device)
-        self._require_same(policy, lengths)
+        if self._buffers and len(self._buffers[0]) != batch:
+            raise ValueError(f"k: got {batch} rows; the cache has {len(self._buffers[0])}")
+        turning, rows = self._turned_so(policy, lengths, tables, batch) if self.turned else (None, [])
         if self.capacity is not None and self._used + tokens > self.capacity:
             raise ValueError(
                 f"cache: {self._used} of its {self.capacity} slots are in use, and {tokens} tokens are to come; give a "
@@ -158,6 +168,7 @@ class Cache:
             tables = SharedTables(positions, lengths=lengths, device=k.device) if tables is None else tables
             _, k = policy.turn(None, k, tables)
             v = policy.turn_values(v, tables)
+            elsewhere = tables.positions is not positions and not _same_places(tables.positions, at)
         new = [k, v, at, is_real, *(() if state is None else (state,))]
         if not self._buffers:
             self._buffers = [
@@ -165,8 +176,9 @@ class Cache:
             ]
         if len(new) != len(self._buffers):
             raise ValueError("state: it is kept of every token, or of none")
-        if len(self._buffers[0]) != batch:
-            raise ValueError(f"k: got {batch} rows; the cache has {len(self._buffers[0])}")
+        if turning is not None:
+            self._turn_again(rows, turning)
+            self._elsewhere = (self._used > 0 and self._elsewhere) or elsewhere
         self._make_room(tokens, new)
         for number, (buffer, x) in enumerate(zip(self._buffers, new, strict=True)):
             buffer.narrow(_token_axis(number), self._used, tokens).copy_(x)
@@ -214,34 +226,51 @@ class Cache:
         Raises:
             ValueError: keys that were turned by what is no `RotaryEmbedding` cannot be moved.
         """
-        kept = self.kept()
-        if self.turned and self._rotate is not None:
-            kept.k.copy_(rerotate(kept.k, rotary=self._plan_of("move"), by=by))
+        kept, turning = self.kept(), self._turned_by
+        if turning is not None and turning.rotate is not None:
+            plans = plans_of("move", turning, len(kept.k))
+            moved = [
+                (x, rows, rerotate(x[rows], rotary=plan, by=by, inplace=True))
+                for (plan, _), rows in rows_alike(plans, plans, range(len(plans)))
+                for x in (kept.k, *([kept.v] if turning.values else []))
+            ]
+            for x, rows, turned in moved:
+                x[rows] = turned
         kept.positions.add_(by)
         if self._dropped is not None:
             self._dropped = torch.where(self._dropped >= 0, self._dropped + by, self._dropped)
 
-    def turn_to(self, policy: Policy) -> None:
-        """Turn its keys from the frequencies that they have to those of `policy`, where they are.
+    def turn_to(self, policy: Policy, *, lengths: Lengths | None = None) -> None:
+        """Turn the keys of each row from the frequencies that they have to those of `policy`, where they are.
+
+        Each key is rotated once, by the difference of its two angles (`rerotate`); rows whose frequencies are the same
+        are not touched.
+
+        Args:
+            lengths: the tokens of each row's whole sequence, where the frequencies of `policy` depend on it.
 
         Raises:
-            ValueError: either is no `RotaryEmbedding`, or its frequencies depend on the length.
+            ValueError: either is no `RotaryEmbedding`; keys that were turned at other positions than those kept, of
+                several axes for example; lengths that are missing, or not one for each row.
         """
-        if self.turned and self._buffers:
-            new = policy.rotate
-            if not isinstance(new, RotaryEmbedding) or new.rotary.depends_on_length:
-                raise ValueError(
-                    f"policy: got {policy}; keys are turned again to a RotaryEmbedding of fixed frequencies"
-                )
-            kept = self.kept()
-            kept.k.copy_(rerotate(kept.k, old=self._plan_of("turn_to"), new=new.rotary, positions=kept.positions))
-            self._rotate = new
-        self._turned_by = self._key(policy, None)
+        if not self.turned or not self._buffers:
+            return
+        rows = len(self._buffers[0])
+        new = turning_of(policy, lengths, rows)
+        if not isinstance(new.rotate, RotaryEmbedding) or (new.lengths is None and new.rotate.rotary.depends_on_length):
+            raise ValueError(
+                f"policy: got {policy}; keys are turned again to a RotaryEmbedding, and where its frequencies depend "
+                "on the length, give lengths="
+            )
+        self._turn_again(self._rows_of_others(new, rows), new)
 
     def select(self, rows: Tensor) -> None:
         """Its rows in another order, or some of them again and again (beams): rows (B',), integers."""
         require_integers("rows", rows, dims=(1,))
         self._buffers = [x.index_select(0, rows.to(x.device)) for x in self._buffers]
+        if self._turned_by is not None and self._turned_by.lengths is not None:
+            lengths = self._turned_by.lengths
+            self._turned_by = self._turned_by._replace(lengths=tuple(lengths[row] for row in rows.tolist()))
         self._dropped = None if self._dropped is None else self._dropped[rows]
 
     def last_state(self) -> Tensor | None:
@@ -286,38 +315,71 @@ class Cache:
             grown.append(larger)
         self._buffers = grown
 
-    def _require_same(self, policy: Policy, lengths: Lengths | None) -> None:
-        if not self.turned:
-            return
+    def _turned_so(
+        self, policy: Policy, lengths: Lengths | None, tables: SharedTables | None, batch: int
+    ) -> tuple[Turning, list[int]]:
+        """How new keys are turned, and the rows whose keys must be turned again to it.
+
+        Raises:
+            ValueError: these keys and those in the cache would be mixed.
+        """
         bias = policy.bias
         if policy.rotate is not None and bias is not None and "k" in bias.reads:
             raise ValueError(
                 f"cache: {type(bias).__name__} reads keys as they were before turning; use Cache(turned=False)"
             )
-        key = self._key(policy, lengths)
-        if self._turned_by is None:
-            self._turned_by, self._rotate = key, policy.rotate
-        elif key != self._turned_by:
+        turning = turning_of(policy, lengths if tables is None or lengths is not None else tables.lengths, batch)
+        if tables is not None and tables.lengths is not lengths and turning.lengths is not None:
+            made = turning_of(policy, tables.lengths, batch).lengths
+            if made != turning.lengths:
+                raise ValueError(f"tables: they are of lengths {made}; lengths are {turning.lengths}")
+        rows = self._rows_of_others(turning, batch)
+        old = self._turned_by
+        if rows and not (self.follow_lengths and old is not None and old.same_rotation(turning)):
             raise ValueError(
-                f"cache: its keys were turned by {_named(self._turned_by)}, and this layer turns by {_named(key)}; use "
-                "Cache(turned=False) where frequencies change, or cache.turn_to(policy) to turn them again"
+                f"cache: its keys were turned by {old}, and this layer turns by {turning}; use Cache(turned=False) "
+                "where frequencies change, Cache(follow_lengths=True) where they follow the length, or "
+                "cache.turn_to(policy) to turn them again"
             )
+        return turning, rows
 
-    def _key(self, policy: Policy, lengths: Lengths | None) -> tuple[Hashable, tuple[int, ...] | None]:
-        rotate = policy.rotate
-        if rotate is None:
-            return None, None
-        depends = isinstance(rotate, RotaryEmbedding) and rotate.rotary.depends_on_length
-        return rotate.table_key, tuple(row_lengths(lengths)) if depends and lengths is not None else None
+    def _rows_of_others(self, turning: Turning, batch: int) -> list[int]:
+        """The rows with keys of other frequencies than those of `turning`."""
+        old = self._turned_by
+        if old is None or not self._used or old == turning:
+            return []
+        before, after = old.plans(batch), turning.plans(batch)
+        if before is None or after is None or old.values != turning.values:
+            rows = [] if old.same_rotation(turning) and old.lengths == turning.lengths else list(range(batch))
+        else:
+            rows = [row for row in range(batch) if before[row] != after[row]]
+        # A row that was emptied has nothing to mix.
+        return [row for row in rows if bool(self.kept().real[row].any())]
 
-    def _plan_of(self, what: str) -> Rotary:
-        rotate = self._rotate
-        if not isinstance(rotate, RotaryEmbedding) or rotate.rotary.depends_on_length:
-            raise ValueError(
-                f"{what}: the keys were turned by {type(rotate).__name__}, and are turned again from a RotaryEmbedding "
-                "of fixed frequencies alone; use Cache(turned=False)"
-            )
-        return rotate.rotary
+    def _turn_again(self, rows: list[int], turning: Turning) -> None:
+        """Turn the keys of these rows from what they have to `turning`, which holds for all rows from now on."""
+        old = self._turned_by
+        if rows and old is not None:
+            kept = self.kept()
+            before, after = (plans_of("cache", one, len(kept.k)) for one in (old, turning))
+            if old.values != turning.values:
+                raise ValueError("policy: rotate_values differs from that of the keys and values in the cache")
+            if self._elsewhere:
+                raise ValueError(
+                    "cache: its keys were turned at other positions than it keeps (several axes, or tables of others), "
+                    "and cannot be turned again; feed the sequence anew"
+                )
+            again = []
+            for (one, other), alike in rows_alike(before, after, rows):
+                at = kept.positions[alike]
+                again.append((kept.k, alike, rerotate(kept.k[alike], old=one, new=other, positions=at, inplace=True)))
+                if old.values:
+                    v = rerotate(kept.v[alike], old=one, new=other, positions=at, amplitude=False, inplace=True)
+                    again.append((kept.v, alike, v))
+            # All are worked out before any is written: an error leaves the cache as it was.
+            for x, alike, turned in again:
+                x[alike] = turned
+        self._turned_by = turning
 
 
 def _token_axis(number: int) -> int:
@@ -325,6 +387,6 @@ def _token_axis(number: int) -> int:
     return 1 if number in (2, 3) else 2
 
 
-def _named(key: tuple[Hashable, tuple[int, ...] | None]) -> str:
-    rotation, lengths = key
-    return f"{rotation}" if lengths is None else f"{rotation} at lengths {list(lengths)}"
+def _same_places(positions: Tensor, kept: Tensor) -> bool:
+    """Whether (S,) or (B, S) are those of (B, S); several axes never are."""
+    return positions.dim() < 3 and bool((positions.to(kept.device) == kept).all())

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
+from theodolite.encodings.bias.content import full_precision
 from theodolite.encodings.policy import Policy
 from theodolite.plan import Mask
 from theodolite.positions.visible import seen
@@ -125,32 +126,35 @@ class _Learned(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        q, k, v, curve, out = ctx.saved_tensors
-        batch, heads = q.shape[:2]
-        groups, keys = k.shape[1], k.shape[2]
-        grads = [torch.zeros_like(x, dtype=curve.dtype) for x in (q, k, v, curve)]
-        rows = max(1, min(_ROWS, _BACKWARD_BLOCK // max(1, batch * heads * keys)))
-        for block in _blocks(ctx.span, ctx.mask, rows):
-            count = block.rows.stop - block.rows.start
-            # Heads of a group are more queries of one key head.
-            q_rows, grad_rows, out_rows = (
-                x[:, :, block.rows].flip(2).to(curve.dtype).reshape(batch, groups, -1, x.shape[-1])
-                for x in (q, grad, out)
-            )
-            k_part, v_part = (x[:, :, block.keys].to(curve.dtype) for x in (k, v))
-            scores = torch.matmul(q_rows, k_part.mT).mul_(ctx.scale).view(batch, heads, count, -1)
-            weights = scores.add_(_view(curve, block)).softmax(-1).view(batch, groups, -1, k_part.shape[2])
-            grads[2][:, :, block.keys] += torch.matmul(weights.mT, grad_rows)
-            part = torch.matmul(grad_rows, v_part.mT)
-            part.sub_((grad_rows * out_rows).sum(-1, keepdim=True)).mul_(weights)
-            grads[0][:, :, block.rows] = (
-                torch.matmul(part, k_part).mul_(ctx.scale).view(batch, heads, count, -1).flip(2)
-            )
-            grads[1][:, :, block.keys] += torch.matmul(part.mT, q_rows).mul_(ctx.scale)
-            sums = _by_entry(part.view(batch, heads, count, -1).sum(0))
-            grads[3][:, block.entry : block.entry + sums.shape[1]] += sums if len(curve) > 1 else sums.sum(0)
-        q_grad, k_grad, v_grad = (made.to(x.dtype) for made, x in zip(grads, (q, k, v), strict=False))
-        return q_grad, k_grad, v_grad, grads[3], None, None, None
+        # A backward that is called under autocast would be lowered by it.
+        with full_precision(grad.device):
+            return _gradients(ctx, grad)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, curve, out = ctx.saved_tensors
+    batch, heads = q.shape[:2]
+    groups, keys = k.shape[1], k.shape[2]
+    grads = [torch.zeros_like(x, dtype=curve.dtype) for x in (q, k, v, curve)]
+    rows = max(1, min(_ROWS, _BACKWARD_BLOCK // max(1, batch * heads * keys)))
+    for block in _blocks(ctx.span, ctx.mask, rows):
+        count = block.rows.stop - block.rows.start
+        # Heads of a group are more queries of one key head.
+        q_rows, grad_rows, out_rows = (
+            x[:, :, block.rows].flip(2).to(curve.dtype).reshape(batch, groups, -1, x.shape[-1]) for x in (q, grad, out)
+        )
+        k_part, v_part = (x[:, :, block.keys].to(curve.dtype) for x in (k, v))
+        scores = torch.matmul(q_rows, k_part.mT).mul_(ctx.scale).view(batch, heads, count, -1)
+        weights = scores.add_(_view(curve, block)).softmax(-1).view(batch, groups, -1, k_part.shape[2])
+        grads[2][:, :, block.keys] += torch.matmul(weights.mT, grad_rows)
+        part = torch.matmul(grad_rows, v_part.mT)
+        part.sub_((grad_rows * out_rows).sum(-1, keepdim=True)).mul_(weights)
+        grads[0][:, :, block.rows] = torch.matmul(part, k_part).mul_(ctx.scale).view(batch, heads, count, -1).flip(2)
+        grads[1][:, :, block.keys] += torch.matmul(part.mT, q_rows).mul_(ctx.scale)
+        sums = _by_entry(part.view(batch, heads, count, -1).sum(0))
+        grads[3][:, block.entry : block.entry + sums.shape[1]] += sums if len(curve) > 1 else sums.sum(0)
+    q_grad, k_grad, v_grad = (made.to(x.dtype) for made, x in zip(grads, (q, k, v), strict=False))
+    return q_grad, k_grad, v_grad, grads[3], None, None, None
 
 
 def _by_entry(part: Tensor) -> Tensor:

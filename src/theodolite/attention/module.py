@@ -214,7 +214,8 @@ class Attention(nn.Module):
         k = self.k_proj(context).unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = self.v_proj(context).unflatten(-1, (self.num_kv_heads, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            # Under autocast weights are wider than what they norm.
+            q, k = (norm(x.to(norm.weight.dtype)).to(x.dtype) for norm, x in ((self.q_norm, q), (self.k_norm, k)))
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def extra_repr(self) -> str:

@@ -5,7 +5,7 @@ from theodolite.plan.bias import Bias, Embedding
 from theodolite.plan.errors import PlanError
 from theodolite.plan.model import LayerPlan, Mask, ModelPlan, Temperature
 from theodolite.plan.rotary import Rotary
-from theodolite.plan.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN
+from theodolite.plan.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN, YaRNByLength
 
 __all__ = [
     "NTK",
@@ -24,4 +24,5 @@ __all__ = [
     "Scaling",
     "Temperature",
     "YaRN",
+    "YaRNByLength",
 ]

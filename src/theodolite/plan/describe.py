@@ -7,7 +7,7 @@ from collections import Counter
 from theodolite.plan.bias import Bias
 from theodolite.plan.model import LayerPlan, ModelPlan
 from theodolite.plan.rotary import Rotary
-from theodolite.plan.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN
+from theodolite.plan.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN, YaRNByLength
 
 _BIASES = {
     "alibi": "ALiBi biases on the scores",
@@ -90,6 +90,8 @@ def describe_scaling(scaling: Scaling) -> str:
     if isinstance(scaling, (YaRN, Llama3)):
         name = "YaRN" if isinstance(scaling, YaRN) else "Llama 3 scaling"
         return f"{name} {scaling.factor:g} from {scaling.original_max_position_embeddings:,} tokens"
+    if isinstance(scaling, YaRNByLength):
+        return f"YaRN {scaling.yarn.factor:g} past {scaling.original_max_position_embeddings:,} tokens, none before"
     if isinstance(scaling, LongRoPE):
         return f"LongRoPE from {scaling.original_max_position_embeddings:,} tokens"
     return "no scaling"

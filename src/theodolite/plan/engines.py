@@ -18,7 +18,7 @@ from theodolite.plan.gguf_architectures import WINDOWED
 from theodolite.plan.huggingface import rope_parameters
 from theodolite.plan.model import ModelPlan
 from theodolite.plan.rotary import Rotary
-from theodolite.plan.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN
+from theodolite.plan.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN, YaRNByLength
 
 
 def settings(plan: ModelPlan, *, model: str, length: int, part: str | None = None) -> dict[str, str | dict[str, Any]]:
@@ -178,6 +178,8 @@ def _rotating(plan: ModelPlan) -> int:
 
 def _llama_cpp_cannot(rotary: Rotary) -> str | None:
     scaling = rotary.scaling
+    if isinstance(scaling, YaRNByLength):
+        return "llama.cpp has one set of frequencies for all sequences, and this plan scales long ones alone."
     if not isinstance(scaling, YaRN):
         return None
     if not scaling.truncate:

@@ -232,6 +232,47 @@ class YaRN(Scaling):
 
 
 @dataclass(frozen=True, kw_only=True)
+class YaRNByLength(Scaling):
+    """YaRN for the sequences that need it: no scaling up to L tokens, `yarn` past it, each row by its own length.
+
+    Frequencies and attention factor change together, so `attention_factor()` is that of the longer sequences until the
+    length is settled: `at_length` gives no scaling, or `yarn`. A config cannot say it.
+    """
+
+    rope_type: ClassVar[str] = "yarn-by-length"
+    yarn: YaRN
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.yarn, YaRN):
+            allowed = "it must be a YaRN, for example YaRN(factor=4, original_max_position_embeddings=8192)"
+            raise PlanError("yarn", self.yarn, allowed)
+        if self.yarn.score_factor() != 1.0:
+            raise PlanError(
+                "mscale_all_dim",
+                self.yarn.mscale_all_dim,
+                "it multiplies the scores of all sequences alike, short ones too; leave it out",
+            )
+
+    @property
+    def original_max_position_embeddings(self) -> int:
+        """L, the most tokens that are not scaled."""
+        return self.yarn.original_max_position_embeddings
+
+    @property
+    def depends_on_length(self) -> bool:
+        return True
+
+    def at_length(self, length: int) -> Scaling:
+        return self.yarn if self._length(length) > self.original_max_position_embeddings else Scaling()
+
+    def inv_freq(self, rope_theta: float, dim: int, *, length: int | None = None) -> Float64:
+        return self.at_length(self._length(length)).inv_freq(rope_theta, dim)
+
+    def attention_factor(self) -> float:
+        return self.yarn.attention_factor()
+
+
+@dataclass(frozen=True, kw_only=True)
 class LongRoPE(Scaling):
     """LongRoPE (2402.13753): one divisor per pair, a short list up to L tokens and a long one past it.
 

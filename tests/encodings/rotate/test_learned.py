@@ -12,7 +12,7 @@ from tests import oracle
 from theodolite.encodings import RotaryEmbedding
 from theodolite.encodings.rotate.learned import LearnedBase, LeRoPE
 from theodolite.encodings.rotate.per_head import PerHeadRotary
-from theodolite.plan import DynamicNTK, Linear, LongRoPE, Rotary, YaRN
+from theodolite.plan import DynamicNTK, Linear, LongRoPE, Rotary, YaRN, YaRNByLength
 
 PROMISE = 6e-8
 PLAN = Rotary(head_dim=16, rope_theta=10000.0)
@@ -78,6 +78,16 @@ class TestBeginsAtThePlan:
         assert not same(rope.tables(FAR), RotaryEmbedding(YARN).tables(FAR))
         rope.reset_parameters()
         assert same(rope.tables(FAR), RotaryEmbedding(YARN).tables(FAR))
+
+
+class TestOneAttentionFactor:
+    """What is learned has one attention factor for all rows: a plan whose factor follows the length is refused."""
+
+    def test_refused(self):
+        asked = replace(PLAN, scaling=YaRNByLength(yarn=YaRN(factor=4, original_max_position_embeddings=16)))
+        with pytest.raises(ValueError, match="rotary: the attention factor of 'yarn-by-length' depends on the length"):
+            LearnedBase(asked)
+        LearnedBase(asked.at_length(17))
 
 
 class TestExactWhereverItGoes:

@@ -97,6 +97,11 @@ def tables_of_plan(
 def settled_frequencies(rotary: Rotary) -> tuple[float, ...] | None:
     """The frequencies as plain numbers, or None where they depend on the length."""
     require_plan("rotary", rotary)
+    if rotary.at_length(1).attention_factor() != rotary.attention_factor():
+        raise ValueError(
+            f"rotary: the attention factor of {rotary.scaling.rope_type!r} depends on the length, and what is learned "
+            "has one for all rows; settle it with rotary.at_length(tokens)"
+        )
     return None if rotary.depends_on_length else tuple(rotary.inv_freq().tolist())
 
 

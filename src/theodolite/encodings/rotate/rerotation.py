@@ -37,6 +37,7 @@ def rerotate(
     new: Rotary,
     positions: Tensor,
     new_positions: Tensor | None = None,
+    amplitude: bool = True,
     heads_first: bool = True,
     inplace: bool = False,
 ) -> Tensor: ...
@@ -51,6 +52,7 @@ def rerotate(
     new: Rotary | None = None,
     positions: Tensor | None = None,
     new_positions: Tensor | None = None,
+    amplitude: bool = True,
     heads_first: bool = True,
     inplace: bool = False,
 ) -> Tensor:
@@ -75,6 +77,7 @@ def rerotate(
         old, new: the plans before and after, alike in width and layout; their axes may differ.
         positions: where the keys stand, as the old plan has it.
         new_positions: where they shall stand, as the new plan has it; where they are by default.
+        amplitude: false leaves the attention factors out: pure rotations, of values that are turned as keys are.
         inplace: write into k itself and return it.
 
     Raises:
@@ -85,7 +88,9 @@ def rerotate(
     if rotary is not None and by is not None and all(x is None for x in (old, new, positions, new_positions)):
         plan, tables = rotary, _tables_of_move(k, rotary, by, heads_first)
     elif old is not None and new is not None and positions is not None and rotary is None and by is None:
-        tables = rerotation_tables(old=old, new=new, positions=positions, new_positions=new_positions, device=k.device)
+        tables = rerotation_tables(
+            old=old, new=new, positions=positions, new_positions=new_positions, amplitude=amplitude, device=k.device
+        )
         plan = new
         _check_tokens("positions", tables.cos, k, heads_first)
     else:
@@ -111,6 +116,7 @@ def rerotation_tables(
     new: Rotary,
     positions: Tensor,
     new_positions: Tensor | None = None,
+    amplitude: bool = True,
     device: torch.device | str | None = None,
 ) -> Tables:
     """The tables of `rerotate`, (S, R/2) or (B, S, R/2), float32: make them once for the caches of all layers.
@@ -148,7 +154,7 @@ def rerotation_tables(
             f"new_positions: got shape {tuple(new_positions.shape)}; its rows must be those of positions, "
             f"{tuple(positions.shape)}, or one"
         )
-    ratio = new.attention_factor() / old.attention_factor()
+    ratio = new.attention_factor() / old.attention_factor() if amplitude else 1.0
     compute = _compute_opaque if is_traced(positions, new_positions) else _compute
     cos, sin = compute(
         before,
