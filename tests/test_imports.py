@@ -25,6 +25,7 @@ ROOMS = (
     "runs",
     "survey",
     "compare",
+    "ask",
     "report",
     "cli",
 )
@@ -78,6 +79,32 @@ def packages(nodes: Iterable[ast.AST]) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names.append(node.module or "")
     return {name.split(".")[0] for name in names}
+
+
+class TestOptional:
+    """Each extra is needed where it is used, and nowhere before."""
+
+    READERS = ("bs4", "markdown_it", "pypdf")
+
+    def test_documents_load_no_reader_and_no_model(self):
+        loaded = modules_after("import theodolite.ask.documents, theodolite.ask.prompt")
+        assert not {"torch", "transformers", *self.READERS} & loaded
+
+    @pytest.mark.parametrize(
+        ("name", "package"),
+        [("a.html", "beautifulsoup4"), ("a.md", "markdown-it-py"), ("a.pdf", "pypdf"), ("a.txt", "")],
+    )
+    def test_a_reader_that_is_missing(self, tmp_path, name, package):
+        (tmp_path / name).write_bytes(b"%PDF-1.7" if name == "a.pdf" else b"words")
+        code = (
+            f"import sys\nfor name in {self.READERS}: sys.modules[name] = None\n"
+            f"from theodolite.ask.documents import read_document\nread_document('moby-dick')\n"
+            f"try: print(read_document({str(tmp_path / name)!r}).text)\nexcept ImportError as error: print(error)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+        kind = {"a.html": "HTML", "a.md": "Markdown", "a.pdf": "PDF"}.get(name)
+        needed = f"reading {kind} needs {package}: pip install 'theodolite[ask]'" if package else "words"
+        assert done.stdout.strip() == needed
 
 
 class TestFloors:

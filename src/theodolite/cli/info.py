@@ -29,7 +29,7 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     # All that is the user's is the environment: THEODOLITE_KERNEL.
-    parser.set_defaults(run=run, errors=lambda: (ValueError,))
+    parser.set_defaults(run=run, errors=lambda: (ValueError,), interrupted="interrupted")
 
 
 def run(options: argparse.Namespace) -> int:

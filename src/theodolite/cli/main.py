@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import theodolite
-from theodolite.cli import info, survey
+from theodolite.cli import ask, info, survey
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"theodolite {theodolite.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     survey.add_parser(verbs)
+    ask.add_parser(verbs)
     info.add_parser(verbs)
     options = parser.parse_args(arguments)
     try:
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+        print(f"\n{options.interrupted}", file=sys.stderr)
         return INTERRUPTED
     except options.errors() as error:
         print(f"theodolite {options.verb}: {error}", file=sys.stderr)

@@ -8,18 +8,22 @@ from typing import Any
 
 
 class Progress:
-    """A survey's listener. On a terminal a bar moves; in a log only lines are written, each with the seconds so far."""
+    """A survey's listener. On a terminal a bar moves; in a log only lines are written, each with the seconds so far.
 
-    def __init__(self) -> None:
+    Args:
+        stderr: write to the standard error, where the standard output is for results.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
         try:
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
         except ImportError as error:
             raise ImportError(
-                "theodolite survey needs rich; install it with: pip install 'theodolite[survey]'"
+                "progress is shown by rich, which is not installed: pip install 'theodolite[survey]'"
             ) from error
-        self.console: Any = Console()
+        self.console: Any = Console(stderr=stderr)
         self._begun = time.monotonic()
         columns = (
             BarColumn(bar_width=24),
@@ -42,7 +46,11 @@ class Progress:
         self._bar.stop()
 
     def expect(self, total: float) -> None:
-        self._bar.update(self._task, total=total)
+        self._bar.reset(self._task, total=total)
+
+    def hide(self) -> None:
+        """Take the bar away, so that others can write to the terminal."""
+        self._bar.stop()
 
     def working(self, what: str) -> None:
         # Names of files and models are data, not markup.

@@ -1,0 +1,1 @@
+"""A question over long documents, answered by a local model."""

@@ -1,0 +1,224 @@
+"""Documents read once, and questions about them: transformers' own answers, whatever was read, kept or asked before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.survey.conftest import calm, tiny_gemma3, tiny_llama  # noqa: F401
+from theodolite.ask.documents import Document
+from theodolite.ask.prompt import Turn, build_prompt
+from theodolite.ask.session import Session
+from theodolite.models import LoadError, load, patched
+from theodolite.models.load import LoadedModel
+from theodolite.models.patch import current_plan
+from theodolite.plan import DynamicNTK, YaRN
+from theodolite.positions import SelfExtend
+from theodolite.survey.scalings import Candidate
+from theodolite.survey.texts import builtin_text
+
+NEW = 12
+DOCUMENT = Document(name="moby.txt", text=builtin_text("moby-dick")[3000:4800])
+QUESTION, OTHER = "Who is Ishmael?", "Where does he go?"
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
+def loaded(request: Any) -> LoadedModel:
+    folder: Path = request.getfixturevalue(f"tiny_{request.param}")
+    return load(str(folder), dtype=torch.float64, device="cpu")
+
+
+@pytest.fixture
+def llama(tiny_llama: Path) -> LoadedModel:  # noqa: F811
+    return load(str(tiny_llama), dtype=torch.float64, device="cpu")
+
+
+def candidates(loaded: LoadedModel) -> list[Candidate]:
+    scaled = loaded.plan.with_scaling(YaRN(factor=4, original_max_position_embeddings=128))
+    dynamic = loaded.plan.with_scaling(DynamicNTK(factor=2, original_max_position_embeddings=128))
+    return [
+        Candidate(name="none", plan=loaded.plan),
+        Candidate(name="yarn", plan=scaled),
+        Candidate(name="dynamic", plan=dynamic),
+    ]
+
+
+def session(loaded: LoadedModel, candidate: Candidate | None = None, *, room: int = 2000, **options: Any) -> Session:
+    made = Session(loaded, options.pop("documents", [DOCUMENT]), candidate=candidate, room=room)
+    made.reader.chunk = options.pop("chunk", 100)
+    return made
+
+
+def generated(loaded: LoadedModel, candidate: Candidate, turns: list[Turn], room: int = 2000) -> list[int]:
+    """What transformers writes on the same tokens and plan."""
+    ids = torch.tensor([build_prompt(loaded.tokenizer, [DOCUMENT], turns).tokens])
+    with patched(loaded.model, candidate.plan.at_length(room)), torch.inference_mode():
+        out = loaded.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
+    return out[0, ids.shape[1] :].tolist()
+
+
+class TestAnswers:
+    """Token by token those of `generate`, in one question or several."""
+
+    @pytest.mark.parametrize("which", [0, 1, 2])
+    def test_equal_generate(self, loaded: LoadedModel, which: int) -> None:
+        candidate = candidates(loaded)[which]
+        true = generated(loaded, candidate, [Turn(QUESTION)])
+        for chunk in (33, 5000):
+            with session(loaded, candidate, chunk=chunk) as asked:
+                assert asked.answer(QUESTION, count=NEW).tokens == true
+        assert current_plan(loaded.model) is None
+
+    def test_a_conversation(self, loaded: LoadedModel) -> None:
+        candidate = candidates(loaded)[1]
+        with session(loaded, candidate) as asked:
+            found = [asked.answer(question, count=NEW).tokens for question in (QUESTION, OTHER, QUESTION)]
+            turns = list(asked.turns)
+            asked.forget_conversation()
+            found.append(asked.answer(OTHER, count=NEW).tokens)
+        for number, question in enumerate((QUESTION, OTHER, QUESTION)):
+            assert found[number] == generated(loaded, candidate, [*turns[:number], Turn(question)])
+        assert found[3] == generated(loaded, candidate, [Turn(OTHER)])
+
+    def test_what_is_told_is_the_text(self, llama: LoadedModel) -> None:
+        parts: list[str] = []
+        with session(llama) as asked:
+            answer = asked.answer(QUESTION, count=NEW, told=parts.append)
+        assert "".join(parts) == answer.text == llama.tokenizer.decode(answer.tokens, skip_special_tokens=True)
+        assert len(parts) > 1
+
+    def test_the_same_question_again(self, llama: LoadedModel) -> None:
+        with session(llama) as asked:
+            first = asked.answer(QUESTION, count=NEW)
+            asked.forget_conversation()
+            assert asked.answer(QUESTION, count=NEW).tokens == first.tokens
+
+    def test_broken_off_in_the_middle(self, llama: LoadedModel) -> None:
+        def stop(text: str) -> None:
+            raise KeyboardInterrupt
+
+        with session(llama) as asked:
+            with pytest.raises(KeyboardInterrupt):
+                asked.answer(QUESTION, count=NEW, told=stop)
+            assert asked.turns == []
+            answer = asked.answer(OTHER, count=NEW)
+        assert answer.tokens == generated(llama, candidates(llama)[0], [Turn(OTHER)])
+
+    def test_at_mapped_distances(self, llama: LoadedModel) -> None:
+        relative = SelfExtend(window=64, group_size=4)
+        candidate = Candidate(name="self-extend", plan=llama.plan, relative=relative)
+        with session(llama, candidate, chunk=33) as one:
+            found = one.answer(QUESTION, count=NEW).tokens
+        with session(llama, candidate, chunk=5000) as other:
+            assert other.answer(QUESTION, count=NEW).tokens == found
+            assert other.reader.relative == relative
+
+
+class TestReadOnce:
+    """A second question reads what is new, and nothing of the documents again."""
+
+    def test_tokens_read(self, loaded: LoadedModel) -> None:
+        with session(loaded) as asked:
+            read: list[int] = []
+            asked.read_documents(read.append)
+            assert read[0] == 0
+            assert read[-1] == asked.document_tokens == asked.read
+            assert read == sorted(set(read))
+            for question in (QUESTION, OTHER):
+                told: list[int] = []
+                asked.answer(question, count=NEW, progress=told.append)
+                assert told[0] >= asked.document_tokens
+
+    def test_reading_again_reads_nothing(self, llama: LoadedModel) -> None:
+        with session(llama) as asked:
+            asked.read_documents()
+            asked.answer(QUESTION, count=NEW)
+            told: list[int] = []
+            asked.read_documents(told.append)
+            assert told == []
+
+
+class TestKept:
+    """What was read of the documents, from one run to the next; refused for any other model, plan or text."""
+
+    @pytest.mark.parametrize("which", [0, 1])
+    def test_goes_on(self, loaded: LoadedModel, which: int, tmp_path: Path) -> None:
+        candidate, path = candidates(loaded)[which], tmp_path / "kept"
+        with session(loaded, candidate) as asked:
+            asked.read_documents()
+            asked.save(path)
+            true = asked.answer(QUESTION, count=NEW)
+            # What was asked is not in it.
+            asked.save(tmp_path / "later")
+        for kept in (path, tmp_path / "later"):
+            with session(loaded, candidate) as again:
+                again.resume(kept)
+                assert again.read == again.document_tokens
+                told: list[int] = []
+                answer = again.answer(QUESTION, count=NEW, progress=told.append)
+            assert answer == true
+            assert told[0] == again.document_tokens
+
+    def test_interrupted_while_reading(self, loaded: LoadedModel, tmp_path: Path) -> None:
+        def stop(read: int) -> None:
+            if read >= 300:
+                raise KeyboardInterrupt
+
+        path = tmp_path / "kept"
+        with session(loaded) as asked:
+            with pytest.raises(KeyboardInterrupt):
+                asked.read_documents(stop)
+            assert asked.read == 300
+            asked.save(path)
+        with session(loaded) as again:
+            again.resume(path)
+            told: list[int] = []
+            again.read_documents(told.append)
+            assert told[0] == 300
+            found = again.answer(QUESTION, count=NEW)
+        assert found.tokens == generated(loaded, candidates(loaded)[0], [Turn(QUESTION)])
+
+    def test_others_are_refused(self, llama: LoadedModel, tmp_path: Path) -> None:
+        path = tmp_path / "kept"
+        plain, scaled, _ = candidates(llama)
+        mapped = Candidate(name="map", plan=llama.plan, relative=SelfExtend(window=64, group_size=4))
+        with session(llama, plain) as asked:
+            asked.read_documents()
+            asked.save(path)
+        other = Document(name="moby.txt", text=DOCUMENT.text + ".")
+        for loaded, candidate, document, text in (
+            (llama, scaled, DOCUMENT, "its plan is"),
+            (llama, mapped, DOCUMENT, "its map of distances is"),
+            (llama, plain, other, "its text is"),
+            (replace(llama, fingerprint="another"), plain, DOCUMENT, "its model is"),
+        ):
+            with session(loaded, candidate, documents=[document]) as asked:
+                with pytest.raises(LoadError, match=text):
+                    asked.resume(path)
+                assert asked.read == 0
+        path.write_bytes(path.read_bytes()[:-100])
+        with session(llama) as asked, pytest.raises(LoadError, match="it cannot be read as a saved reading"):
+            asked.resume(path)
+
+
+class TestRoom:
+    """What does not fit is said before anything is read."""
+
+    def test_documents(self, llama: LoadedModel) -> None:
+        with pytest.raises(ValueError, match=r"room: the documents have [0-9,]+ tokens, and there is room for 100"):
+            Session(llama, [DOCUMENT], room=100)
+
+    def test_a_conversation(self, llama: LoadedModel) -> None:
+        need = len(build_prompt(llama.tokenizer, [DOCUMENT], [Turn(QUESTION)]).tokens)
+        with session(llama, room=need + NEW) as asked:
+            assert asked.fits(QUESTION, NEW)
+            asked.answer(QUESTION, count=NEW)
+            assert not asked.fits(QUESTION, NEW)
+            with pytest.raises(ValueError, match="begin a new conversation"):
+                asked.answer(QUESTION, count=NEW)
+            asked.forget_conversation()
+            assert asked.fits(QUESTION, NEW)
