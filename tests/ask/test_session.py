@@ -91,6 +91,17 @@ class TestAnswers:
         assert "".join(parts) == answer.text == llama.tokenizer.decode(answer.tokens, skip_special_tokens=True)
         assert len(parts) > 1
 
+    def test_what_was_thought_is_not_said_again(self, llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+        for written, kept in (
+            ("<think>well\nwell</think>\n\nIshmael.", "Ishmael."),
+            ("<think>never done", "…"),
+            (" Ishmael. ", "Ishmael."),
+        ):
+            monkeypatch.setattr(llama.tokenizer, "decode", lambda ids, written=written, **more: written)
+            with session(llama) as asked:
+                assert asked.answer(QUESTION, count=NEW).text == written
+                assert asked.turns == [Turn(QUESTION, kept)]
+
     def test_the_same_question_again(self, llama: LoadedModel) -> None:
         with session(llama) as asked:
             first = asked.answer(QUESTION, count=NEW)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from theodolite.survey.bench import positions_digest
 from theodolite.survey.scalings import Candidate
 
 _WHAT = "a saved reading of documents"
+# What a model thought before it answered is not part of the conversation: templates leave it out too.
+_THOUGHT = re.compile(r"<think>.*?(</think>|$)", re.DOTALL)
 
 Progress = Callable[[int], None]
 
@@ -136,7 +139,7 @@ class Session:
             streamer.put(torch.tensor([token]))
         streamer.end()
         text = self.loaded.tokenizer.decode(written, skip_special_tokens=True)
-        self.turns.append(Turn(question, text.strip() or "…"))
+        self.turns.append(Turn(question, _THOUGHT.sub("", text).strip() or "…"))
         found = self._passages(prompt, written, passages) if passages else []
         return Answer(text=text, tokens=written, passages=found)
 

@@ -45,6 +45,10 @@ class Given(NamedTuple):
             q_state=None if self.q_state is None else self.q_state[:, :, rows],
         )
 
+    def on(self, device: torch.device) -> Given:
+        """The same with all tensors there."""
+        return Given(*(None if x is None else x.to(device) for x in self))  # type: ignore[arg-type]
+
     def content(self) -> dict[str, Any]:
         """What a bias may read."""
         return {"q": self.q, "k": self.k, "x": self.x, "q_state": self.q_state, "k_state": self.k_state}

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from theodolite.attention import flex
 from theodolite.attention.blocks import Given, attend_in_blocks
 from theodolite.attention.distance import Span, attend_by_distance, curve_of
+from theodolite.attention.flex import attend_by_flex
 from theodolite.attention.plain import check_attention
 from theodolite.encodings.bias.content import full_precision
 from theodolite.encodings.policy import Order, Policy
@@ -30,7 +32,8 @@ class Path(NamedTuple):
 
     `name` is "fused" (`scaled_dot_product_attention` without a mask, or causal), "distance" (the same in blocks of
     queries, under a mask that is a view of one vector per head), or "blocks" (the same, or a softmax written out,
-    under a mask that is made for a block at a time); a module with a map of distances has "pieces".
+    under a mask that is made for a block at a time), or "flex" (FlexAttention, on a GPU); a module with a map of
+    distances has "pieces".
     All need memory linear in the tokens, forward and backward.
     """
 
@@ -75,7 +78,7 @@ def attend_by_policy(
     """
     k_positions = q_positions if k_positions is None else k_positions
     check_attention(policy, q, k, v, q_positions, k_positions, sinks, visible)
-    path, span = _choose(policy, q_positions, k_positions, visible, order, sinks)
+    path, span = _choose(policy, q_positions, k_positions, visible, order, sinks, (q.device, q.dtype))
     if path.name == "blocks":
         _say_once(policy, path)
     if tables is None:
@@ -84,7 +87,7 @@ def attend_by_policy(
     q_tables, k_tables = tables
     scale = q.shape[-1] ** -0.5 if policy.score_scale is None else policy.score_scale
     given = None
-    if path.name == "blocks":
+    if path.name in ("blocks", "flex"):
         if visible is not None:
             visible = require_visible(visible, q.shape[2], k.shape[2])
         q_order, k_order = order if isinstance(order, tuple) else (order, order)
@@ -99,7 +102,9 @@ def attend_by_policy(
     turned_q, turned_k, turned_v, unlowered = _beside_autocast(turned_q, turned_k, turned_v)
     added = None
     with unlowered:
-        if given is not None:
+        if given is not None and path.name == "flex":
+            out = attend_by_flex(policy, turned_q, turned_k, turned_v, given, scale)
+        elif given is not None:
             out, added = attend_in_blocks(policy, turned_q, turned_k, turned_v, given, scale)
         elif span is not None:
             curve = curve_of(policy, span, q.device, q.dtype)
@@ -127,10 +132,12 @@ def path_of(
     visible: Tensor | None = None,
     order: Order | None = None,
     sinks: Tensor | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> Path:
-    """The path that `attend_by_policy` takes for these arguments."""
+    """The path that `attend_by_policy` takes for these arguments, with q on `device` in `dtype`."""
     k_positions = q_positions if k_positions is None else k_positions
-    return _choose(policy, q_positions, k_positions, visible, order, sinks)[0]
+    return _choose(policy, q_positions, k_positions, visible, order, sinks, (torch.device(device), dtype))[0]
 
 
 def _choose(
@@ -140,8 +147,24 @@ def _choose(
     visible: Tensor | None,
     order: Order | None,
     sinks: Tensor | None,
+    of_q: tuple[torch.device, torch.dtype],
 ) -> tuple[Path, Span | None]:
     """The path, and the span of the positions where it goes by distance."""
+    path, span = _choose_here(policy, q_positions, k_positions, visible, order, sinks)
+    if path.name != "fused" and flex.takes(policy, *of_q, sinks):
+        return Path("flex", "FlexAttention has a kernel for it on this device"), None
+    return path, span
+
+
+def _choose_here(
+    policy: Policy,
+    q_positions: Tensor,
+    k_positions: Tensor,
+    visible: Tensor | None,
+    order: Order | None,
+    sinks: Tensor | None,
+) -> tuple[Path, Span | None]:
+    """The same without FlexAttention."""
     bias, mask = policy.bias, policy.mask
     for there, reason in (
         (bias is not None and not bias.by_distance, f"{type(bias).__name__} is no function of the distance alone"),

@@ -205,8 +205,10 @@ class Attention(nn.Module):
         """How `forward` of these arguments is worked out, and why so."""
         if self.relative is not None:
             return Path("pieces", f"{type(self.relative).__name__} maps distances, a group of pairs at a time")
-        asked = {name: given.get(name) for name in ("visible", "order")}
-        return path_of(self.policy, positions, given.get("context_positions"), sinks=self.sinks, **asked)
+        asked: dict[str, Any] = {name: given.get(name) for name in ("visible", "order")}
+        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        asked |= {"sinks": self.sinks, "device": x.device, "dtype": dtype}
+        return path_of(self.policy, positions, given.get("context_positions"), **asked)
 
     def _project(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, H, S, D), (B, Hkv, T, D), (B, Hkv, T, D)."""

@@ -51,6 +51,8 @@ class Bias(nn.Module):
     """Whether it is defined for keys up to the query alone."""
     by_distance: bool = False
     """Whether it is a function of query position minus key position alone, and of the head."""
+    by_pair: bool = False
+    """Whether it can be said pair by pair, as `score_mod`."""
     score_scale: float | None = None
     """What must multiply q.k where this bias is added; None for `head_dim ** -0.5`."""
     score_scales: tuple[float | None, ...] = ()
@@ -62,6 +64,8 @@ class Bias(nn.Module):
         # Another formula has to say for itself that it goes by the distance.
         if {"_value", "_dense", "dense"} & cls.__dict__.keys() and "by_distance" not in cls.__dict__:
             cls.by_distance = False
+        if {"_score_mod", "_dense", "dense"} & cls.__dict__.keys() and "by_pair" not in cls.__dict__:
+            cls.by_pair = "_score_mod" in cls.__dict__
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()

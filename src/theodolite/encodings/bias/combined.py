@@ -35,6 +35,7 @@ class BiasSum(Bias):
         self.reads = _all_reads(biases)  # type: ignore[misc]
         self.causal_only = any(bias.causal_only for bias in biases)  # type: ignore[misc]
         self.by_distance = all(bias.by_distance for bias in biases)
+        self.by_pair = all(bias.by_pair for bias in biases)
 
     def state(self, x: Tensor, previous: Tensor | None = None, *, heads: slice | None = None) -> Tensor | None:
         states = (bias.state(x, previous, heads=heads) for bias in self._each())
@@ -107,6 +108,7 @@ class BiasByHead(Bias):
         self.reads = _all_reads(there)  # type: ignore[misc]
         self.causal_only = any(bias.causal_only for bias in there)  # type: ignore[misc]
         self.by_distance = all(bias.by_distance for bias in there)
+        self.by_pair = all(bias.by_pair for bias in there)
 
     def state(self, x: Tensor, previous: Tensor | None = None, *, heads: slice | None = None) -> Tensor | None:
         heads = self._heads(heads)
