@@ -156,7 +156,8 @@ class TestWhereItIsTaken:
         assert path_of(Policy(bias=Other(HEADS)), torch.arange(TOKENS)).name == "blocks"
 
     def test_the_module(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        attention = Attention(WIDTH, HEADS, Policy(bias=T5Bias(HEADS, bidirectional=False, std=1.0)), num_kv_heads=KEY_HEADS)
+        policy = Policy(bias=T5Bias(HEADS, bidirectional=False, std=1.0))
+        attention = Attention(WIDTH, HEADS, policy, num_kv_heads=KEY_HEADS)
         attention.requires_grad_(False)
         x, positions = torch.randn(2, TOKENS, WIDTH), torch.arange(TOKENS)
         assert attention.path(x, positions).name == "flex"

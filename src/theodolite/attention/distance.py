@@ -119,7 +119,8 @@ class _Learned(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, curve: Tensor, span: Span, mask: Mask, scale: float
     ) -> Tensor:
         ctx.span, ctx.mask, ctx.scale = span, mask, scale
-        out = attend_by_distance(q, k, v, curve, span, mask, scale)
+        # A fused kernel takes no mask that asks for a gradient.
+        out = attend_by_distance(q, k, v, curve.detach(), span, mask, scale)
         ctx.save_for_backward(q, k, v, curve, out)
         return out
 
