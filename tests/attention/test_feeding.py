@@ -284,12 +284,22 @@ class TestRefusals:
         module, x, at = attention_of("rope", Mask()), inputs(2), torch.arange(TOKENS)
         cache = Cache()
         module(x[:, :20], at[:20], cache=cache)
-        with pytest.raises(ValueError, match="k: got 1 rows; the cache has 2"):
+        with pytest.raises(ValueError, match=r"k: got shape \(1, .*; the cache has \(2, 2, S, "):
             module(x[:1, 20:], at[20:], cache=cache)
+        with pytest.raises(ValueError, match=r"k: got shape .*float32; the cache has .*float64"):
+            cache.append(module.policy, torch.zeros(2, 2, 1, 16), torch.zeros(2, 2, 1, 16), at[20:21])
+        with pytest.raises(ValueError, match=r"k: got shape \(2, 4, 1, 16\)"):
+            cache.append(module.policy, *torch.zeros(2, 2, 4, 1, 16).double(), at[20:21])
+        with pytest.raises(ValueError, match=r"positions: got shape \(3,\); 2 rows of 5 tokens are added"):
+            module(x[:, 20:25], at[20:23], cache=cache)
+        with pytest.raises(ValueError, match=r"real: got shape \(3, 5\); 2 rows of 5 tokens are added"):
+            module(x[:, 20:25], at[20:25], cache=cache, real=torch.ones(3, 5, dtype=torch.bool))
+        assert len(cache) == 20
         with pytest.raises(ValueError, match="cache: with one, x attends to itself"):
             module(x[:, 20:], at[20:], cache=cache, visible=torch.ones(1, 21, 41, dtype=torch.bool))
-        with pytest.raises(ValueError, match=r"length: got 1\.5; give a whole number"):
-            cache.truncate(1.5)
+        for length in (1.5, -1, torch.tensor([3, -1]), torch.tensor([3])):
+            with pytest.raises(ValueError, match=r"length: got .*; give a whole number of at least 0"):
+                cache.truncate(length)
 
     def test_gradients(self):
         module, x, at = attention_of("rope", Mask()).requires_grad_(), inputs(2), torch.arange(TOKENS)

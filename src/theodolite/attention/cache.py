@@ -150,14 +150,13 @@ class Cache:
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             raise ValueError("cache: keys and values ask for a gradient, which it does not keep; use torch.no_grad()")
         require_integers("positions", positions, dims=(1, 2))
-        at = torch.atleast_2d(positions).long().expand(batch, tokens).to(k.device)
+        at = _of_each("positions", positions, batch, tokens).long().to(k.device)
         if real is None:
             is_real = torch.ones_like(at, dtype=torch.bool)
         else:
             require_mask("real", real, dims=(1, 2))
-            is_real = torch.atleast_2d(real != 0).expand(batch, tokens).to(k.device)
-        if self._buffers and len(self._buffers[0]) != batch:
-            raise ValueError(f"k: got {batch} rows; the cache has {len(self._buffers[0])}")
+            is_real = _of_each("real", real, batch, tokens).ne(0).to(k.device)
+        self._require_alike(k, v)
         turning, rows = self._turned_so(policy, lengths, tables, batch) if self.turned else (None, [])
         if self.capacity is not None and self._used + tokens > self.capacity:
             raise ValueError(
@@ -206,8 +205,11 @@ class Cache:
         """
         kept = self.kept()
         limit = torch.as_tensor(length, device=kept.positions.device)
-        if limit.dim() > 1 or limit.is_floating_point() or (limit.dim() == 1 and len(limit) != len(kept.k)):
-            raise ValueError(f"length: got {length!r}; give a whole number, or one for each of the {len(kept.k)} rows")
+        fits = limit.dim() == 0 or (limit.dim() == 1 and len(limit) == len(kept.k))
+        if not fits or limit.is_floating_point() or bool((limit < 0).any()):
+            raise ValueError(
+                f"length: got {length!r}; give a whole number of at least 0, or one for each of the {len(kept.k)} rows"
+            )
         limit = limit.expand(len(kept.k))
         if self._dropped is not None and self.window is not None:
             lost = self._dropped > (limit - self.window).clamp(min=self.sinks - 1)
@@ -281,6 +283,13 @@ class Cache:
         assert kept.state is not None
         newest = torch.where(kept.real, kept.positions, -1).argmax(-1)
         return kept.state[torch.arange(len(newest), device=newest.device), :, newest]
+
+    def _require_alike(self, k: Tensor, v: Tensor) -> None:
+        """Raise where new keys or values are not of the kind that the cache has: of another layer or model."""
+        for name, x, buffer in zip("kv", (k, v), self._buffers, strict=False):
+            if x.shape[:2] != buffer.shape[:2] or x.shape[3] != buffer.shape[3] or x.dtype != buffer.dtype:
+                mine = f"({buffer.shape[0]}, {buffer.shape[1]}, S, {buffer.shape[3]}), {buffer.dtype}"
+                raise ValueError(f"{name}: got shape {tuple(x.shape)}, {x.dtype}; the cache has {mine}")
 
     def _keep(self, stays: Tensor) -> None:
         """The slots of (B, N) that stay, moved together; rows that keep fewer end in padding."""
@@ -385,6 +394,14 @@ class Cache:
 def _token_axis(number: int) -> int:
     """Of the buffers k, v, positions, real, state."""
     return 1 if number in (2, 3) else 2
+
+
+def _of_each(name: str, x: Tensor, batch: int, tokens: int) -> Tensor:
+    """(S,), (1, S) or (B, S) for each row."""
+    rows: Tensor = torch.atleast_2d(x)
+    if rows.shape[1] != tokens or rows.shape[0] not in (1, batch):
+        raise ValueError(f"{name}: got shape {tuple(x.shape)}; {batch} rows of {tokens} tokens are added")
+    return rows.expand(batch, tokens)
 
 
 def _same_places(positions: Tensor, kept: Tensor) -> bool:
