@@ -100,12 +100,18 @@ RECALL_YARN = {
     12288: [0.60, 0.69, 0.84, 0.57, 0.60, 0.80],
 }
 DEPTHS = [0.02, 0.1, 0.3, 0.5, 0.7, 0.9]
+MAPS: dict[str, dict[str, Any]] = {
+    "self-extend": {"kind": "self_extend", "window": 4096, "group_size": 3},
+    "self-extend:4:window=1024": {"kind": "self_extend", "window": 1024, "group_size": 4},
+    "leaky-rerope": {"kind": "leaky_rerope", "window": 4096, "factor": 3.0},
+    "dca": {"kind": "dca", "chunk_size": 6144, "local_size": 512, "pinned": None},
+}
 ALONE, NLL_ALONE = 0.25, 3.9
 
 
 def rotary_scaling(name: str) -> Scaling:
     """The plan behind a name such as `yarn:1.5`."""
-    kind, _, factor = name.partition(":")
+    kind, _, factor = name.partition(":") if name not in MAPS else ("none", "", "")
     made: dict[str, Scaling] = {
         "none": Scaling(),
         "linear": Linear(factor=float(factor or 2)),
@@ -118,13 +124,13 @@ def rotary_scaling(name: str) -> Scaling:
 
 def nudged(name: str, value: float) -> float:
     """The value for factor 2, moved for the other factors so that lines differ."""
-    factor = name.partition(":")[2]
+    factor = name.partition(":")[2] if name not in MAPS else ""
     return value * (1 + 0.05 * math.log2(float(factor) / 2)) if factor else value
 
 
 def bands(name: str, to: int) -> list[dict[str, Any]]:
     made, total = [], 0.0
-    for index, value in enumerate(PERPLEXITY[name.partition(":")[0]][: to // 2048]):
+    for index, value in enumerate(PERPLEXITY[kind_of(name)][: to // 2048]):
         value = round(nudged(name, value), 2)
         total += math.log(value)
         gain = math.log(WINDOW[index] / value)
@@ -142,7 +148,7 @@ def bands(name: str, to: int) -> list[dict[str, Any]]:
 
 
 def recall(name: str, to: int) -> list[dict[str, Any]]:
-    cells, kind = [], name.partition(":")[0]
+    cells, kind = [], kind_of(name)
     for length, values in (RECALL_YARN if kind in {"yarn", "ntk", "dynamic"} else RECALL).items():
         for depth, value in zip(DEPTHS, values, strict=True):
             accuracy = round(nudged(name, value if kind != "linear" else 0.15), 3)
@@ -160,8 +166,23 @@ def recall(name: str, to: int) -> list[dict[str, Any]]:
     return [cell for cell in cells if cell["length"] <= to]
 
 
-def scaling(name: str, to: int, *, passed: bool) -> dict[str, Any]:
+def kind_of(name: str) -> str:
+    """The scaling whose figures stand for `name`: a map has those of yarn."""
+    return "yarn" if name in MAPS else name.partition(":")[0]
+
+
+def means(name: str) -> str:
+    """A scaling in words."""
+    if name in MAPS:
+        return f"a map of distances: {name}"
     kind, _, factor = name.partition(":")
+    return "no scaling" if kind == "none" else f"{kind} scaling {factor or 2}"
+
+
+def scaling(name: str, to: int, *, passed: bool) -> dict[str, Any]:
+    """One entry; a map of distances says what it is in `relative`."""
+    relative = MAPS.get(name)
+    kind, factor = kind_of(name), name.partition(":")[2]
     plan = Rotary(head_dim=64, rope_theta=100000.0, scaling=rotary_scaling(name))
     reach = [
         {"distance": distance, "nll": nll, "accuracy": round(nudged(name, accuracy), 3)}
@@ -173,9 +194,12 @@ def scaling(name: str, to: int, *, passed: bool) -> dict[str, Any]:
     held = {"none": 10240, "linear": None}.get(kind, to)
     return {
         "name": name,
-        "means": "no scaling" if kind == "none" else f"{kind} scaling {factor or 2}",
-        "rope_parameters": {"rope_type": "default" if kind == "none" else kind, "rope_theta": 100000.0}
+        "means": means(name),
+        "rope_parameters": {"unsaid": "a map of distances"}
+        if relative
+        else {"rope_type": "default" if kind == "none" else kind, "rope_theta": 100000.0}
         | ({"factor": float(factor)} if factor else {}),
+        "relative": relative,
         "depends_on_length": kind == "dynamic",
         "inv_freq": {"plain": plain.tolist(), "scaled": np.asarray(plan.inv_freq(length=to)).tolist()},
         "reach": near,
@@ -209,6 +233,7 @@ def summary(
         "model": model,
         "model_details": {
             "model_type": "llama",
+            "fingerprint": "5e1fa3c0d2b94877" * 4,
             "parameters": 134515008,
             "dtype": "bfloat16",
             "device": "cpu",
@@ -261,6 +286,7 @@ def summary(
             "sglang": '--json-model-override-args \'{"rope_parameters": {"rope_type": "yarn", '
             '"factor": 1.5, "original_max_position_embeddings": 8192}}\' --context-length 12288',
             "llama.cpp": "--rope-scaling yarn --rope-scale 1.5 --yarn-orig-ctx 8192 --ctx-size 12288",
+            "theodolite": "theodolite ask --model SmolLM2-135M-Instruct --scaling yarn:1.5 DOCUMENT QUESTION",
         },
     }
 

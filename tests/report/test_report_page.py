@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import copy
 import html.parser
+import json
 import os
 import re
 import shutil
@@ -20,6 +22,7 @@ TWELVE = ("none", *(f"{kind}:{factor}" for kind in ("linear", "ntk", "yarn") for
 SAMPLES = {
     "usual": sample.with_passkey(sample.summary()),
     "partial": sample.summary(names=("none", "yarn:1.5"), passed=()) | {"truncated_window": None},
+    "maps": sample.summary(names=("none", *sample.MAPS), passed=("none", *sample.MAPS)),
     "crowded": sample.summary(names=TWELVE, passed=TWELVE, to=16384, model=HOSTILE + "long" * 50),
 }
 
@@ -87,6 +90,20 @@ class TestFile:
         wanted = [*made["definitions"].values(), made["recommendation"]["why"], made["settings"]["vllm"]]
         wanted += [made["texts"][1]["name"], made["texts"][1]["sha256"], "52.55", "31.05", "12,288"]
         assert [one for one in wanted if one not in text] == []
+
+    def test_says_what_each_map_is(self, pages):
+        text = " ".join(Reader(pages["maps"].read_text("utf-8")).text)
+        for relative in sample.MAPS.values():
+            assert f"relative: {json.dumps(relative)}" in text
+        assert "a map of distances: leaky-rerope" in text
+        assert SAMPLES["maps"]["model_details"]["fingerprint"] in text
+
+    def test_a_summary_from_before_maps(self, tmp_path):
+        made = copy.deepcopy(SAMPLES["partial"])
+        for scaling in made["scalings"]:
+            del scaling["relative"]
+        del made["model_details"]["fingerprint"], made["settings"]["theodolite"]
+        assert "rope_parameters: {" in " ".join(Reader(written(made, tmp_path)).text)
 
     def test_names_from_files_are_escaped(self, tmp_path):
         made = sample.summary(names=("none", "yarn:1.5"), passed=("none",), model=HOSTILE)

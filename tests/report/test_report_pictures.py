@@ -42,6 +42,11 @@ class TestDraw:
         made = sample.summary(names=TWELVE, passed=TWELVE, to=16384, model="m" * 200)
         assert set(pictures.draw(made, tmp_path)) == ALL
 
+    def test_maps_of_distances(self, tmp_path):
+        names = ("none", *sample.MAPS)
+        made = sample.summary(names=names, passed=names) | {"recommendation": {"name": "dca", "why": "It holds."}}
+        assert set(pictures.draw(made, tmp_path)) == ALL
+
     def test_one_scaling(self, tmp_path):
         made = sample.summary(names=("none",), passed=("none",)) | {"truncated_window": None}
         assert set(pictures.draw(made, tmp_path)) == ALL
@@ -100,6 +105,18 @@ class TestTitles:
         )
         assert sentences.wavelengths_title(made).startswith("yarn:2 leaves 11 of 32 pairs as they were")
 
+    def test_a_map_leaves_frequencies_as_they_were(self):
+        names = ("none", "self-extend")
+        made = sample.summary(names=names, passed=names)
+        assert sentences.wavelengths_title(made) == (
+            "self-extend leaves every pair as it was: it maps distances instead"
+        )
+        made["scalings"][1]["relative"] = None
+        assert sentences.wavelengths_title(made) == "self-extend leaves every pair as it was"
+        # A summary of an earlier version says nothing of maps.
+        del made["scalings"][1]["relative"]
+        assert sentences.wavelengths_title(made) == "self-extend leaves every pair as it was"
+
     def test_claim_nothing_that_was_not_measured(self):
         made = sample.summary(passed=()) | {"truncated_window": None}
         assert sentences.perplexity_title(made) == "Perplexity by position"
@@ -110,6 +127,11 @@ class TestStyle:
     def test_a_colour_belongs_to_a_name_and_differs_by_factor(self):
         assert len({style.colour(name) for name in TWELVE}) == len(TWELVE)
         assert style.line_styles(["yarn:2"], None)["yarn:2"]["color"] == style.colour("yarn:2")
+
+    def test_every_scaling_and_every_map_has_a_colour_of_its_own(self):
+        names = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
+        maps = ("self-extend", "dca", "rerope", "leaky-rerope", "sinks", "lm-infinite")
+        assert len({style.colour(name) for name in (*names, *maps)}) == len(names) + len(maps)
 
     def test_labels_stand_apart_inside_the_panel(self):
         for wanted in ([0.5, 0.5, 0.5], [0.0, 0.0, 0.01], [0.98, 0.99, 1.0], [0.1, 0.12, 0.9]):

@@ -36,7 +36,14 @@ class TestSchema:
     def test_is_itself_a_valid_schema(self):
         jsonschema.Draft202012Validator.check_schema(schema.load())
 
-    @pytest.mark.parametrize("made", [sample.summary(), sample.with_passkey(sample.summary(to=16384))])
+    @pytest.mark.parametrize(
+        "made",
+        [
+            sample.summary(),
+            sample.with_passkey(sample.summary(to=16384)),
+            sample.summary(names=("none", *sample.MAPS), passed=("none", *sample.MAPS)),
+        ],
+    )
     def test_accepts_the_samples_after_a_round_trip(self, made):
         made = json.loads(json.dumps(made))
         jsonschema.validate(made, schema.load())
@@ -56,6 +63,10 @@ class TestSchema:
             (["scalings", 0, "recall", 0, "nll_alone"], ..., r"recall\[0\].nll_alone: missing"),
             (["passkey", 0, "exact"], 1, r"summary.passkey\[0\].exact: got 1; it must be boolean"),
             (["settings", "llama.cpp"], None, r"summary.settings.llama.cpp: got None; it must be string"),
+            (["settings", "theodolite"], 3, r"summary.settings.theodolite: got 3; it must be string"),
+            (["scalings", 1, "relative"], "dca", r"scalings\[1\].relative: got 'dca'; it must be object or null"),
+            (["scalings", 1, "relative"], {"window": 9}, r"scalings\[1\].relative.kind: missing"),
+            (["model_details", "fingerprint"], None, r"model_details.fingerprint: got None; it must be string"),
         ],
     )
     def test_names_the_field_at_fault_and_agrees_with_jsonschema(self, path, value, message):
@@ -77,6 +88,14 @@ class TestSchema:
     def test_refuses_what_a_schema_cannot_say(self, path, value, message):
         with pytest.raises(ValueError, match=message):
             schema.validate(changed(path, value))
+
+    @pytest.mark.parametrize(
+        "path", [["scalings", 1, "relative"], ["model_details", "fingerprint"], ["settings", "theodolite"]]
+    )
+    def test_accepts_a_summary_from_before_a_field_was_added(self, path):
+        made = changed(path, ...)
+        jsonschema.validate(made, schema.load())
+        schema.validate(made)
 
     def test_refuses_what_is_no_object(self):
         with pytest.raises(ValueError, match=r"summary: got \[\]; it must be object"):

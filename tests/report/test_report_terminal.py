@@ -62,6 +62,20 @@ class TestWidths:
         assert "  holds to: 10,240" in text
         assert "  ppl 10–12K: 52.5" in text
 
+    @pytest.mark.parametrize("width", [80, 120])
+    def test_maps_of_distances_stand_in_the_same_table(self, width):
+        names = ("none", "yarn:2", *sample.MAPS)
+        text = printed(sample.summary(names=names, passed=names), width)
+        lines = table_lines(text)
+        assert all(len(line.rstrip()) <= width for line in lines)
+        # A name of fourteen characters stands on one line with its numbers; a longer one is folded, and whole.
+        for name in ("self-extend", "leaky-rerope", "dca"):
+            row = next(line.split() for line in lines if line.split()[:1] == [name])
+            assert {"10,000", "12,288", "68%", "+3.9%"} <= set(row)
+        folded = "".join(line[:14].strip() for line in lines)
+        assert "self-extend:4:window=1024" in folded
+        assert "dca: a map of distances: dca" in text
+
 
 class TestContent:
     def test_the_truncated_window_stands_apart(self):

@@ -19,6 +19,7 @@ from theodolite.report import schema
 from theodolite.survey.passes import full_pass
 from theodolite.survey.passkey import passkey
 from theodolite.survey.reach import far_reach
+from theodolite.survey.scalings import candidate_of
 from theodolite.survey.settings import DEPTHS
 from theodolite.survey.texts import builtin_text, tokenize
 from theodolite.survey.verdict import bands
@@ -74,6 +75,17 @@ def test_far_reach_shows_the_cliff_and_what_yarn_does_to_it(loaded: Any, text: t
     assert shipped[2] < 0.4
     assert yarn[1] > 0.6
     assert yarn[2] > 0.6
+
+
+@pytest.mark.parametrize("name", ["self-extend", "dca", "rerope", "leaky-rerope"])
+def test_a_map_copies_from_past_the_cliff(loaded: Any, text: torch.Tensor, name: str) -> None:
+    relative = candidate_of(name, loaded.plan, to=12_288).relative
+    with patched(loaded.model, loaded.plan):
+        (cell,) = far_reach(
+            loaded.model, loaded.plan, text, read=1024, distances=[10_000], passages=6, relative=relative
+        )
+    # As shipped it is below .4.
+    assert cell["accuracy"] > 0.6
 
 
 def test_a_passkey_is_found_at_1024_tokens(loaded: Any, text: torch.Tensor) -> None:

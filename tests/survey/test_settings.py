@@ -95,6 +95,13 @@ class TestMemory:
         per_token = 2 * 2 * 2 * 16 * dtype.itemsize
         assert survey_bytes(model, plan, length=1001) - survey_bytes(model, plan, length=1000) == per_token
 
+    def test_maps_turn_the_keys_of_one_layer_for_each_of_three_groups(self):
+        model = tiny("llama")
+        plan = own_plan(model)
+        plain, mapped = (survey_bytes(model, plan, length=1000, mapped=mapped) for mapped in (False, True))
+        # 2 key-value heads of 16 channels, float32.
+        assert mapped - plain == 3 * 1000 * 2 * 16 * 4
+
     @pytest.mark.parametrize(("family", "share"), [("llama", 1.0), ("gemma3", 1.0), ("deepseek_v3", 5 / 6)])
     def test_the_cache_of_the_reader_is_what_was_said(self, family, share):
         model = tiny(family)

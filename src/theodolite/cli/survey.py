@@ -11,6 +11,7 @@ _EXAMPLES = """examples:
   theodolite survey                                      the model and the book that come with the package
   theodolite survey ./my-model --text contracts/*.txt --to 16384
   theodolite survey Qwen/Qwen3-0.6B --scaling none,yarn:2,yarn:4,ntk:3 --passes 3 --out survey-qwen
+  theodolite survey --scaling none,yarn,self-extend,dca,rerope --passes 4 --no-far --out survey-maps
 
 A run that was interrupted or killed goes on where it was when the same command is given again.
 """
@@ -48,7 +49,8 @@ def add_parser(verbs: Any) -> None:
         default="none,linear,ntk,dynamic,yarn",
         metavar="LIST",
         help="scalings, with a factor and settings if wanted: yarn:2, yarn:4:beta_fast=64 (default: %(default)s; "
-        "without a factor: N / trained length, rounded up, at least 2)",
+        "without a factor: N / trained length, rounded up, at least 2), and maps of distances: self-extend, dca, "
+        "rerope, leaky-rerope, sinks, lm-infinite, with settings if wanted: self-extend:4:window=1024",
     )
     parser.add_argument(
         "--passes",
@@ -64,7 +66,7 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of results (default: survey-MODEL)")
-    parser.set_defaults(run=run, errors=_errors)
+    parser.set_defaults(run=run, errors=_errors, interrupted="interrupted; the same command goes on from here")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     from theodolite.report import page, pictures, terminal
     from theodolite.survey import Settings, survey
     from theodolite.survey.memory import require_memory, survey_bytes
-    from theodolite.survey.scalings import require_known
+    from theodolite.survey.scalings import names_map, require_known
     from theodolite.survey.settings import checked_length
     from theodolite.survey.texts import read_text
 
@@ -106,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
             require_memory(weights, f"Loading {source.name}", device, instead="a smaller model, or another machine")
         loaded = load(options.model, dtype=dtype, device=device, progress=progress.working)
         to = checked_length(settings, loaded.plan)
-        needed = survey_bytes(loaded.model, loaded.plan, length=to)
+        needed = survey_bytes(loaded.model, loaded.plan, length=to, mapped=names_map(settings.scalings))
         shorter = "a shorter length (--to), another dtype, or another machine"
         require_memory(needed, f"Reading {to:,} tokens", loaded.model.device, instead=shorter)
         progress.finished(f"{loaded.name}: surveying to {to:,} tokens, results in {settings.out}")

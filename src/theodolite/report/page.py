@@ -125,6 +125,7 @@ def _details(summary: Summary) -> list[tuple[str, str]]:
         ("architecture", f"{made['model_type']}, {made['layers']} layers"),
         ("parameters", tokens(made["parameters"])),
         ("run in", f"{made['dtype']} on {made['device']}"),
+        *([("fingerprint", made["fingerprint"])] if "fingerprint" in made else []),
     ]
     if made["head_dim"] is not None:
         said.append(("head_dim", str(made["head_dim"])))

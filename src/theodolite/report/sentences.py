@@ -86,7 +86,8 @@ def wavelengths_title(summary: Summary) -> str:
     kept = sum(1 for ratio in ratios if abs(ratio - 1) < 0.005)
     most = max(ratios)
     if kept == len(ratios):
-        return f"{label(best['name'])} leaves every pair as it was"
+        instead = ": it maps distances instead" if best.get("relative") else ""
+        return f"{label(best['name'])} leaves every pair as it was{instead}"
     leaves = f"leaves {kept} of {len(ratios)} pairs as they were, and " if kept else ""
     return f"{label(best['name'])} {leaves}stretches the slowest up to {most:.3g} times"
 
@@ -102,5 +103,6 @@ CAPTIONS = {
     "start) once that many tokens were read; white is no better than guessing, and what can be guessed is stated over "
     "each map. Rows above the line are past the trained length.",
     "wavelengths": "First, the tokens that each pair of channels takes for a full turn: pairs above the dotted mark "
-    "never turn once within the trained length. Then, how many times longer each scaling makes that turn.",
+    "never turn once within the trained length. Then, how many times longer each scaling makes that turn; a map of "
+    "distances turns as the model does.",
 }

@@ -24,6 +24,12 @@ _HUES = {
     "dynamic": "#b8588f",
     "longrope": "#3a9bd0",
     "llama3": "#c98a00",
+    "self-extend": "#7f5aa2",
+    "dca": "#a3423f",
+    "rerope": "#5d7d2b",
+    "leaky-rerope": "#8c6d1f",
+    "sinks": "#00838f",
+    "lm-infinite": "#4f5bd5",
 }
 _OTHER_HUES = ("#7f5aa2", "#8c6d1f", "#5d7d2b", "#a3423f")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.6, 1.4)), (0, (6, 1.5, 1.4, 1.5)))

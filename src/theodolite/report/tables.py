@@ -188,9 +188,12 @@ def parameters(summary: Summary) -> Table:
     for scaling in summary["scalings"]:
         lengths = [tokens(one["length"]) for one in scaling["passes"] if one["length"] is not None]
         passes = f"at {', '.join(lengths)}" if lengths else "one" if scaling["passes"] else "none"
-        cells = [Cell(text=passes), Cell(text=json.dumps(scaling["rope_parameters"], ensure_ascii=False))]
+        # A map of distances is no matter of rope_parameters, which the model keeps.
+        relative = scaling.get("relative")
+        head = "relative" if relative else "rope_parameters"
+        cells = [Cell(text=passes), Cell(text=f"{head}: {json.dumps(scaling[head], ensure_ascii=False)}")]
         rows.append(_row(summary, scaling, cells))
-    return Table(caption="What each scaling is", heads=["scaling", "full passes", "rope_parameters"], rows=rows)
+    return Table(caption="What each scaling is", heads=["scaling", "full passes", "exactly"], rows=rows)
 
 
 _NONE = Cell(text="–")

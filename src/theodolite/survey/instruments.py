@@ -10,12 +10,13 @@ import numpy as np
 from torch import Tensor
 
 from theodolite.plan import ModelPlan
+from theodolite.positions import RelativeMap
 from theodolite.survey.bench import Advance, Bench, Cells, Measured, positions_digest
 from theodolite.survey.passages import LENGTH
 from theodolite.survey.passes import Nats, full_pass, recall_starts, truncated_window
 from theodolite.survey.passkey import passkey
 from theodolite.survey.reach import Spread, alone, far_reach, spread_reach
-from theodolite.survey.scalings import Candidate
+from theodolite.survey.scalings import AS_SHIPPED, Candidate
 from theodolite.survey.settings import Settings, checkpoints
 from theodolite.survey.texts import Document
 
@@ -55,14 +56,17 @@ class Instruments:
 
     def spread(self, candidate: Candidate) -> Cells:
         """The spread reach at `to`: accuracy and nll by distance, nearest first."""
-        form, plan = self.form, candidate.plan.at_length(self.to)
+        form, plan, relative = self.form, candidate.plan.at_length(self.to), candidate.relative
         cell = {"instrument": "spread reach", "length": self.to, **asdict(form)}
         measured = self._over_documents(
             f"reach of {candidate.name}",
             cell,
             plan,
-            self.bench.reading(form.tokens),
-            lambda model, tokens, _: Measured(cells=spread_reach(model, plan, tokens, length=self.to, spread=form)),
+            self.bench.reading(form.tokens, relative),
+            lambda model, tokens, _: Measured(
+                cells=spread_reach(model, plan, tokens, length=self.to, spread=form, relative=relative)
+            ),
+            relative,
         )
         return mean_cells(measured)
 
@@ -74,24 +78,25 @@ class Instruments:
         for distance in distances:
             plan = candidate.plan.at_length(distance + self.far_read)
             alike.setdefault(positions_digest(plan), (plan, []))[1].append(distance)
-        return [cell for plan, some in alike.values() for cell in self._far(candidate.name, plan, some)]
+        return [cell for plan, some in alike.values() for cell in self._far(candidate, plan, some)]
 
     def near(self) -> float:
         """How well the shipped model copies from near by, inside its trained length: the best that can be expected."""
         plan = self.shipped.at_length(2 * self.far_read)
-        return float(self._far("none", plan, [self.far_read])[0]["accuracy"])
+        shipped = Candidate(name=AS_SHIPPED, plan=self.shipped)
+        return float(self._far(shipped, plan, [self.far_read])[0]["accuracy"])
 
-    def _far(self, name: str, plan: ModelPlan, distances: list[int]) -> Cells:
-        cell = {"instrument": "far reach", "read": self.far_read, "distances": distances, "passages": _FAR_PASSAGES}
+    def _far(self, candidate: Candidate, plan: ModelPlan, distances: list[int]) -> Cells:
+        relative = candidate.relative
+        form: dict[str, Any] = {"read": self.far_read, "distances": distances, "passages": _FAR_PASSAGES}
         return self.bench.measure(
-            f"far reach of {name}",
-            cell,
+            f"far reach of {candidate.name}",
+            {"instrument": "far reach", **form},
             plan,
             self.documents[0],
-            self.bench.reading(self.far_read),
-            lambda model, tokens, _: Measured(
-                cells=far_reach(model, plan, tokens, read=self.far_read, distances=distances, passages=_FAR_PASSAGES)
-            ),
+            self.bench.reading(self.far_read, relative),
+            lambda model, tokens, _: Measured(cells=far_reach(model, plan, tokens, relative=relative, **form)),
+            relative,
         ).cells
 
     def read(self, candidate: Candidate) -> Read:
@@ -101,22 +106,23 @@ class Instruments:
         except where they are those of the model as shipped, whose pass is then the same.
         """
         if not candidate.plan.depends_on_length:
-            nll, recall = self._pass(candidate.name, candidate.plan, self.to, self.lengths)
+            nll, recall = self._pass(candidate, candidate.plan, self.to, self.lengths)
             return Read(nll=nll, recall=self._with_guesses(recall), lengths=[None])
-        shipped = self.shipped.at_length(self.to)
+        shipped = Candidate(name=AS_SHIPPED, plan=self.shipped.at_length(self.to))
         recall = []
         lengths: list[int | None] = []
         for length in self.lengths:
             plan = candidate.plan.at_length(length)
-            if positions_digest(plan) == positions_digest(shipped):
-                nll, cells = self._pass("none", shipped, self.to, self.lengths)
+            if candidate.relative is None and positions_digest(plan) == positions_digest(shipped.plan):
+                nll, cells = self._pass(shipped, shipped.plan, self.to, self.lengths)
             else:
-                nll, cells = self._pass(candidate.name, plan, length, [length])
+                nll, cells = self._pass(candidate, plan, length, [length])
                 lengths.append(length)
             recall += [cell for cell in cells if cell["length"] == length]
         return Read(nll=nll, recall=self._with_guesses(recall), lengths=lengths or [None])
 
-    def _pass(self, name: str, plan: ModelPlan, length: int, stops: list[int]) -> tuple[list[Nats], Cells]:
+    def _pass(self, candidate: Candidate, plan: ModelPlan, length: int, stops: list[int]) -> tuple[list[Nats], Cells]:
+        relative = candidate.relative
         recall = {"checkpoints": stops, "depths": self.settings.depths, "passages": self.settings.passages}
 
         def run(model: Any, tokens: Tensor, advance: Advance) -> Measured:
@@ -128,16 +134,18 @@ class Instruments:
                 checkpoints=stops,
                 depths=self.settings.depths,
                 passages=self.settings.passages,
-                progress=lambda read: advance(self.bench.reading(read)),
+                relative=relative,
+                progress=lambda read: advance(self.bench.reading(read, relative)),
             )
             return Measured(cells=cells, row=row)
 
         measured = self._over_documents(
-            f"full pass of {name}, {length:,} tokens",
+            f"full pass of {candidate.name}, {length:,} tokens",
             {"instrument": "pass", "length": length, **recall},
             plan,
-            self.bench.reading(length),
+            self.bench.reading(length, relative),
             run,
+            relative,
         )
         return _rows(measured), mean_cells(measured)
 
@@ -182,13 +190,16 @@ class Instruments:
 
     def short_text(self, candidate: Candidate) -> list[Nats]:
         """The first tokens alone: nll (short,) per document."""
-        plan = candidate.plan.at_length(self.short)
+        plan, relative = candidate.plan.at_length(self.short), candidate.relative
         measured = self._over_documents(
             f"short text, {candidate.name}",
             {"instrument": "short text", "length": self.short},
             plan,
-            self.bench.reading(self.short),
-            lambda model, tokens, _: Measured(row=full_pass(model, plan, tokens, length=self.short)[0]),
+            self.bench.reading(self.short, relative),
+            lambda model, tokens, _: Measured(
+                row=full_pass(model, plan, tokens, length=self.short, relative=relative)[0]
+            ),
+            relative,
         )
         return _rows(measured)
 
@@ -197,23 +208,30 @@ class Instruments:
         return [self._passkey(candidate, length, depth) for length in self.lengths for depth in _PASSKEY_DEPTHS]
 
     def _passkey(self, candidate: Candidate, length: int, depth: float) -> dict[str, Any]:
-        plan, tokenizer = candidate.plan.at_length(length), self.bench.loaded.tokenizer
+        plan, relative, tokenizer = candidate.plan.at_length(length), candidate.relative, self.bench.loaded.tokenizer
         measured = self.bench.measure(
             f"passkey, {candidate.name}, {length:,} tokens",
             {"instrument": "passkey", "length": length, "depth": depth},
             plan,
             self.documents[0],
-            self.bench.reading(length),
+            self.bench.reading(length, relative),
             lambda model, tokens, _: Measured(
-                cells=[passkey(model, tokenizer, plan, tokens, length=length, depth=depth)]
+                cells=[passkey(model, tokenizer, plan, tokens, length=length, depth=depth, relative=relative)]
             ),
+            relative,
         )
         return {"scaling": candidate.name, "length": length, "depth": depth, **measured.cells[0]}
 
     def _over_documents(
-        self, what: str, cell: dict[str, Any], plan: ModelPlan, work: float, run: Callable[..., Measured]
+        self,
+        what: str,
+        cell: dict[str, Any],
+        plan: ModelPlan,
+        work: float,
+        run: Callable[..., Measured],
+        relative: RelativeMap | None = None,
     ) -> list[Measured]:
-        return [self.bench.measure(what, cell, plan, document, work, run) for document in self.documents]
+        return [self.bench.measure(what, cell, plan, document, work, run, relative) for document in self.documents]
 
 
 def mean_cells(documents: list[Measured]) -> Cells:

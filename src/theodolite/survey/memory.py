@@ -12,13 +12,20 @@ from theodolite.plan import ModelPlan
 _GIB = 2**30
 
 
-def survey_bytes(model: Any, plan: ModelPlan, *, length: int) -> int:
-    """Bytes that reading `length` tokens takes beyond the weights: keys, values, one chunk's activations and logits."""
+# Groups that the maps part pairs of tokens into, each with keys turned for it.
+_GROUPS = 3
+
+
+def survey_bytes(model: Any, plan: ModelPlan, *, length: int, mapped: bool = False) -> int:
+    """Bytes that reading `length` tokens takes beyond the weights: keys, values, one chunk's activations and logits.
+
+    At `mapped` distances the keys of the layer at work are there once more for each group of the map.
+    """
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = max(rotary.head_dim for rotary in plan.rotaries)
     item = model.dtype.itemsize
-    cache = 2 * len(plan.layers) * heads * width * item * length
+    cache = (2 * len(plan.layers) + (_GROUPS if mapped else 0)) * heads * width * item * length
     chunk = Reader(model, plan, capacity=0).chunk
     vocabulary = model.get_output_embeddings().weight.shape[0]
     inner = getattr(config, "intermediate_size", 4 * config.hidden_size)

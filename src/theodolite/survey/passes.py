@@ -16,6 +16,7 @@ from torch import Tensor
 
 from theodolite.models.reader import Reader
 from theodolite.plan import ModelPlan
+from theodolite.positions import RelativeMap
 from theodolite.survey.passages import LENGTH, copying
 
 Progress = Callable[[int], None]
@@ -32,9 +33,12 @@ def full_pass(
     depths: Iterable[float] = (),
     passages: int = 3,
     chunk: int | None = None,
+    relative: RelativeMap | None = None,
     progress: Progress = lambda tokens: None,
 ) -> tuple[Nats, list[dict[str, float]]]:
     """Read the first `length` tokens of `text` (T > length) with `model`, already patched with `plan`.
+
+    `relative` maps distances, if given.
 
     Returns:
         nll: (length,) float32, nats: entry i is -ln p(token i + 1 | tokens 0 to i), at position i + 1.
@@ -43,7 +47,7 @@ def full_pass(
     """
     depths, rows, recall = tuple(depths), [], []
     stops = sorted({stop for stop in checkpoints if stop <= length} | {length})
-    with Reader(model, plan, capacity=length, chunk=chunk) as reader:
+    with Reader(model, plan, capacity=length, chunk=chunk, relative=relative) as reader:
         for stop in stops:
             for begin in range(reader.length, stop, reader.chunk):
                 end = min(begin + reader.chunk, stop)

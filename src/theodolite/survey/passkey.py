@@ -9,6 +9,7 @@ from torch import Tensor
 
 from theodolite.models.reader import Reader
 from theodolite.plan import ModelPlan
+from theodolite.positions import RelativeMap
 
 KEY = "75213"
 _NEEDLE = f" The pass key is {KEY}. Remember it. {KEY} is the pass key. "
@@ -49,11 +50,20 @@ def _ids(tokenizer: Any, text: str) -> Tensor:
     return torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
 
 
-def passkey(model: Any, tokenizer: Any, plan: ModelPlan, text: Tensor, *, length: int, depth: float) -> dict[str, Any]:
+def passkey(
+    model: Any,
+    tokenizer: Any,
+    plan: ModelPlan,
+    text: Tensor,
+    *,
+    length: int,
+    depth: float,
+    relative: RelativeMap | None = None,
+) -> dict[str, Any]:
     """Mean nats per token of the key, and whether greedy decoding would write it; `model` is patched with `plan`."""
     prompt, digits = passkey_prompt(tokenizer, text, length=length, depth=depth)
     whole = torch.cat((prompt, digits))
-    with Reader(model, plan, capacity=length) as reader:
+    with Reader(model, plan, capacity=length, relative=relative) as reader:
         reader.read(prompt[:-1], torch.arange(len(prompt) - 1))
         asked = torch.arange(len(prompt) - 1, len(whole) - 1)
         scores = reader.read(whole[asked], asked, targets=digits)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from theodolite.models.reader import Reader
 from theodolite.plan import ModelPlan
+from theodolite.positions import RelativeMap
 from theodolite.survey.passages import copying, spread_starts
 
 
@@ -43,14 +44,16 @@ def spread_groups(spread: Spread, length: int) -> list[list[int]]:
     return [spread_starts(begin, begin + spread.chunk, spread.passages) for begin in spread_chunks(spread, length)]
 
 
-def spread_reach(model: Any, plan: ModelPlan, text: Tensor, *, length: int, spread: Spread) -> list[dict[str, float]]:
+def spread_reach(
+    model: Any, plan: ModelPlan, text: Tensor, *, length: int, spread: Spread, relative: RelativeMap | None = None
+) -> list[dict[str, float]]:
     """Copying from each chunk by its distance (tokens) from the end of `length`, nearest first.
 
-    `text` (T,) has at least `length` tokens; `model` is already patched with `plan`.
+    `text` (T,) has at least `length` tokens; `model` is already patched with `plan`; `relative` maps distances.
     """
     places = torch.cat([torch.arange(begin, begin + spread.chunk) for begin in spread_chunks(spread, length)])
     groups = spread_groups(spread, length)
-    with Reader(model, plan, capacity=len(places)) as reader:
+    with Reader(model, plan, capacity=len(places), relative=relative) as reader:
         reader.read(text[places], places)
         cells = copying(reader, text, groups, [[length] * len(group) for group in groups])
     distances = [round(length - sum(group) / len(group)) for group in groups]
@@ -58,7 +61,14 @@ def spread_reach(model: Any, plan: ModelPlan, text: Tensor, *, length: int, spre
 
 
 def far_reach(
-    model: Any, plan: ModelPlan, text: Tensor, *, read: int, distances: list[int], passages: int
+    model: Any,
+    plan: ModelPlan,
+    text: Tensor,
+    *,
+    read: int,
+    distances: list[int],
+    passages: int,
+    relative: RelativeMap | None = None,
 ) -> list[dict[str, float]]:
     """Copying from the first `read` tokens of `text` at each distance (tokens), which must be at least `read`."""
     if min(distances) < read:
@@ -67,7 +77,7 @@ def far_reach(
         )
     starts = spread_starts(0, read, passages)
     places = [[start + distance for start in starts] for distance in distances]
-    with Reader(model, plan, capacity=read) as reader:
+    with Reader(model, plan, capacity=read, relative=relative) as reader:
         reader.read(text[:read], torch.arange(read))
         cells = copying(reader, text, [starts] * len(distances), places)
     return [{"distance": distance, **cell} for distance, cell in zip(distances, cells, strict=True)]

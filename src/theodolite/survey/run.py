@@ -117,9 +117,14 @@ def _pass_line(nll: list[Nats], instruments: Instruments) -> str:
 def _work(instruments: Instruments, candidates: list[Candidate], settings: Settings) -> float:
     """What all cells take together, as the bench counts it; an estimate where passes depend on the length."""
     bench, count = instruments.bench, len(instruments.documents)
-    work = len(candidates) * (count * bench.reading(settings.spread.tokens) + bench.reading(instruments.far_read))
-    passes = min(settings.passes, len(candidates) - 1) + 1
-    work += passes * count * bench.reading(instruments.to)
-    if instruments.to > instruments.trained:
-        work += count * instruments.window_work
-    return work + max(len(candidates) - passes, 0) * count * bench.reading(instruments.short)
+    others = candidates[1:]
+    read = min(settings.passes, len(others)) / max(len(others), 1)
+    work = count * bench.reading(instruments.to)
+    for candidate in candidates:
+        work += count * bench.reading(settings.spread.tokens, candidate.relative)
+        work += bench.reading(instruments.far_read, candidate.relative) if settings.far else 0.0
+    for candidate in others:
+        # Which of them are read in full is known only when all have been tried.
+        work += read * count * bench.reading(instruments.to, candidate.relative)
+        work += (1 - read) * count * bench.reading(instruments.short, candidate.relative)
+    return work + (count * instruments.window_work if instruments.to > instruments.trained else 0.0)

@@ -1,4 +1,7 @@
-"""Scalings by name, as the command line takes them: `yarn`, `yarn:2`, `yarn:2:beta_fast=64:truncate=false`."""
+"""Scalings by name, as the command line takes them: `yarn`, `yarn:2`, `yarn:2:beta_fast=64:truncate=false`.
+
+Maps of distances (`self-extend:4:window=1024`) stand in the same lists: survey/maps.py makes them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from theodolite.plan import NTK, DynamicNTK, Linear, Llama3, ModelPlan, PlanError, Scaling, YaRN
+from theodolite.positions import RelativeMap
+from theodolite.survey.maps import MAPS, changes_nothing, make_map, require_mappable
+from theodolite.survey.passages import LENGTH
 
 AS_SHIPPED = "none"
 """The name of the model's own plan among the candidates."""
@@ -16,10 +22,11 @@ AS_SHIPPED = "none"
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A scaling under test: `name` as the user wrote it, and the plan that it makes of the model's own."""
+    """What is tested: `name` as the user wrote it, the plan that it makes of the model's own, a map of distances."""
 
     name: str
     plan: ModelPlan
+    relative: RelativeMap | None = None
 
 
 def _yarn_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -57,9 +64,15 @@ def default_factor(trained_length: int, to: int) -> float:
 def require_known(text: str) -> None:
     """Raise PlanError for a name that no scaling has: what can be told before a model is loaded."""
     for name in filter(None, (name.strip() for name in text.split(","))):
-        if name.split(":")[0] not in (AS_SHIPPED, *_MAKERS):
-            allowed = ", ".join((AS_SHIPPED, *_MAKERS))
-            raise PlanError("scaling", name, f"allowed: {allowed}, each with a factor (yarn:2) if wanted")
+        if name.split(":")[0] not in (AS_SHIPPED, *_MAKERS, *MAPS):
+            scalings, maps = ", ".join((AS_SHIPPED, *_MAKERS)), ", ".join(MAPS)
+            allowed = f"allowed: {scalings}, each with a factor (yarn:2) if wanted; and {maps}"
+            raise PlanError("scaling", name, f"{allowed}, each with settings (self-extend:4:window=1024) if wanted")
+
+
+def names_map(text: str) -> bool:
+    """Whether a map of distances is among the names of a comma-separated list."""
+    return any(name.strip().split(":")[0] in MAPS for name in text.split(","))
 
 
 def parse_scalings(
@@ -73,8 +86,9 @@ def parse_scalings(
     """The candidates of a comma-separated list; the model as shipped is always the first, and none stands twice.
 
     Args:
+        to: tokens to be read; factors and settings that are not given follow from it.
         strict: false leaves out a scaling that this model cannot take.
-        tell: is given a line for each that is left out, and why.
+        tell: is given a line for each that is left out, and why, and for each with distances beyond the trained ones.
 
     Raises:
         PlanError: an unknown name or setting, a factor out of range, or (if `strict`) a scaling that the model cannot
@@ -82,40 +96,68 @@ def parse_scalings(
     """
     require_known(text)
     names = [name.strip() for name in text.split(",") if name.strip()]
-    candidates = {plan: Candidate(name=AS_SHIPPED, plan=plan)}
+    shipped = Candidate(name=AS_SHIPPED, plan=plan)
+    candidates: dict[tuple[ModelPlan, RelativeMap | None], Candidate] = {(plan, None): shipped}
     for name in names:
         if name == AS_SHIPPED:
             continue
-        scaling = _parse(name, plan, to)
+        made = _parse(name, plan, to)
         try:
-            scaled = plan.with_scaling(scaling)
+            candidate = _candidate(name, made, plan)
         except PlanError as error:
             if strict:
                 raise
             tell(f"left out: {name}; {error.allowed}")
-        else:
-            same = candidates.setdefault(scaled, Candidate(name=name, plan=scaled))
-            if same.name != name:
-                tell(f"left out: {name}, which is the same as {same.name}")
+            continue
+        same = candidates.setdefault((candidate.plan, candidate.relative), candidate)
+        if same.name != name:
+            windows = isinstance(made, RelativeMap) and candidate.relative is None
+            reason = ": all layers have windows of their own, whose distances a map leaves as they are"
+            tell(f"left out: {name}, which is the same as {same.name}{reason if windows else ''}")
+        elif same is candidate and candidate.relative is not None:
+            _tell_beyond(candidate, to, tell)
     return list(candidates.values())
 
 
-def _parse(text: str, plan: ModelPlan, to: int) -> Scaling:
-    kind, *rest = text.split(":")
+def candidate_of(text: str, plan: ModelPlan, *, to: int, tell: Callable[[str], None] = lambda line: None) -> Candidate:
+    """The one scaling that `text` names, as a summary has it, for a text of `to` tokens.
+
+    `tell` is given a line for a map with distances beyond the trained ones, and for one that changes nothing.
+
+    Raises:
+        PlanError: no scaling or several, one unknown, or one that the model cannot take.
+    """
+    if not text.strip() or "," in text:
+        raise PlanError("scaling", text, "give the name of one, for example yarn:2")
+    return replace(parse_scalings(text, plan, to=to, tell=tell)[-1], name=text.strip())
+
+
+def _candidate(name: str, made: Scaling | RelativeMap | None, plan: ModelPlan) -> Candidate:
+    if isinstance(made, Scaling):
+        return Candidate(name=name, plan=plan.with_scaling(made))
+    require_mappable(plan, name)
+    return Candidate(name=name, plan=plan, relative=None if changes_nothing(plan) else made)
+
+
+def _tell_beyond(candidate: Candidate, to: int, tell: Callable[[str], None]) -> None:
+    """Say so where a map that a user has set leaves distances that the model was not trained for."""
+    assert candidate.relative is not None
+    trained, furthest = candidate.plan.max_position_embeddings, candidate.relative.largest_distance(to)
+    if trained is not None and furthest > trained - 1:
+        name = candidate.name
+        tell(f"{name}: distances to {furthest:,.0f} in {to:,} tokens, and those trained end at {trained - 1:,}")
+
+
+def _parse(text: str, plan: ModelPlan, to: int) -> Scaling | RelativeMap | None:
+    """The scaling or the map that `text` names; None for a map that leaves all distances as they are."""
+    kind, number, settings = _parts(text)
     length = plan.max_position_embeddings
     if length is None:
         raise PlanError("max_position_embeddings", None, "the model's config must say its trained length")
-    factor, settings = default_factor(length, to), {}
-    for i, part in enumerate(rest):
-        key, equals, value = part.partition("=")
-        if equals and key in settings:
-            raise PlanError("scaling", text, f"{key!r} stands twice")
-        if equals:
-            settings[key] = _value(text, value)
-        elif i == 0:
-            factor = _value(text, part)
-        else:
-            raise PlanError("scaling", text, "a factor comes first, then settings as key=value: yarn:2:beta_fast=64")
+    if kind in MAPS:
+        # A passage that is begun again at the end stands after the text.
+        return make_map(text, number, settings, trained=length, tokens=to + LENGTH)
+    factor = default_factor(length, to) if number is None else number
     try:
         wanted = _MAKERS[kind](factor, length, **settings)
     except TypeError:
@@ -126,6 +168,25 @@ def _parse(text: str, plan: ModelPlan, to: int) -> Scaling:
         already = length / native.original_max_position_embeddings
         return replace(native, factor=wanted.factor * already, **_yarn_settings(settings))
     return wanted
+
+
+def _parts(text: str) -> tuple[str, Any, dict[str, Any]]:
+    """A name's kind, its number (None without one) and its settings: ("yarn", 2, {"beta_fast": 64})."""
+    kind, *rest = text.split(":")
+    number, settings = None, {}
+    for i, part in enumerate(rest):
+        key, equals, value = part.partition("=")
+        if equals and key in settings:
+            raise PlanError("scaling", text, f"{key!r} stands twice")
+        if equals:
+            settings[key] = _value(text, value)
+        elif i == 0:
+            number = _value(text, part)
+            if number is None:
+                raise PlanError("scaling", text, f"{part!r} is no number")
+        else:
+            raise PlanError("scaling", text, "a factor comes first, then settings as key=value: yarn:2:beta_fast=64")
+    return kind, number, settings
 
 
 def _value(text: str, value: str) -> Any:

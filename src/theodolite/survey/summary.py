@@ -10,11 +10,12 @@ import numpy as np
 import theodolite
 from theodolite.plan import ModelPlan, PlanError, Rotary
 from theodolite.plan.describe import describe, describe_scaling
-from theodolite.plan.engines import settings as engine_settings
 from theodolite.plan.huggingface import rope_parameters
 from theodolite.survey import verdict
+from theodolite.survey.apply import settings_of
 from theodolite.survey.bench import Cells
 from theodolite.survey.instruments import Instruments, Read
+from theodolite.survey.maps import describe_map, record
 from theodolite.survey.passes import Nats
 from theodolite.survey.scalings import AS_SHIPPED, Candidate
 
@@ -79,8 +80,9 @@ def _scaling(instruments: Instruments, candidate: Candidate, shipped: ModelPlan,
     own, base = (np.exp(verdict.mean_nats(rows)) for rows in (measured.short[name], measured.short[AS_SHIPPED]))
     return {
         "name": name,
-        "means": describe_scaling(scaled.scaling),
-        "rope_parameters": _rope_parameters(candidate.plan, instruments.to),
+        "means": describe_scaling(scaled.scaling) if candidate.relative is None else describe_map(candidate.relative),
+        "rope_parameters": _rope_parameters(candidate),
+        "relative": None if candidate.relative is None else record(candidate.relative),
         "depends_on_length": candidate.plan.depends_on_length,
         "inv_freq": {
             "plain": plain.inv_freq(length=instruments.to).tolist(),
@@ -134,9 +136,11 @@ def _changed_rotary(shipped: ModelPlan, plan: ModelPlan) -> tuple[Rotary, Rotary
     return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
 
 
-def _rope_parameters(plan: ModelPlan, to: int) -> dict[str, Any]:
+def _rope_parameters(candidate: Candidate) -> dict[str, Any]:
+    if candidate.relative is not None:
+        return {"unsaid": "rope_parameters has no words for a map of distances; the frequencies are the model's own"}
     try:
-        return rope_parameters(plan)
+        return rope_parameters(candidate.plan)
     except PlanError as error:
         return {"unsaid": str(error)}
 
@@ -145,6 +149,7 @@ def _details(instruments: Instruments, shipped: ModelPlan) -> dict[str, Any]:
     loaded = instruments.bench.loaded
     return {
         "model_type": shipped.model_type,
+        "fingerprint": loaded.fingerprint,
         "parameters": loaded.model.num_parameters(),
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "device": loaded.model.device.type,
@@ -156,5 +161,5 @@ def _details(instruments: Instruments, shipped: ModelPlan) -> dict[str, Any]:
 
 
 def _settings(instruments: Instruments, candidates: list[Candidate], name: str, length: int) -> dict[str, Any]:
-    plan = next(candidate.plan for candidate in candidates if candidate.name == name)
-    return engine_settings(plan, model=instruments.bench.loaded.name, length=length)
+    chosen = next(candidate for candidate in candidates if candidate.name == name)
+    return settings_of(chosen, model=instruments.bench.loaded.name, length=length)
