@@ -7,6 +7,7 @@ group's own. Attention over each group is a piece, and the pieces are merged by 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from theodolite.attention.pieces import Piece, attend, merge, with_sink
 from theodolite.encodings.policy import Policy
 from theodolite.encodings.rotate.lengths import Lengths
-from theodolite.positions.relative import RelativeMap
+from theodolite.positions.relative import Group, RelativeMap
 from theodolite.positions.visible import visible_of_rows
 
 _ROWS = 256
@@ -64,24 +65,32 @@ def piece_by_map(
     visible: Tensor | None = None,
     lengths: Lengths | None = None,
     softcap: float | None = None,
+    memory: dict[Any, Any] | None = None,
 ) -> Piece:
-    """The same with its log-sum-exp; `scale` multiplies q.k, and `softcap` bounds the scores."""
+    """The same with its log-sum-exp.
+
+    Args:
+        scale: multiplies q.k.
+        softcap: bounds the scores.
+        memory: keeps tables from layer to layer, for the same positions, map and lengths.
+    """
     _require(policy)
     assert policy.rotate is not None
     if policy.scale is not None:
         q = policy.scale(q, q_positions)
     groups = relative.groups(q_positions, k_positions)
-    turned = []
-    for group in groups:
-        of_q, of_k = (policy.rotate.tables(at, lengths=lengths, device=q.device) for at in (group.q, group.k))
-        turned.append((policy.rotate.apply_tables(q, None, of_q)[0], policy.rotate.apply_tables(None, k, of_k)[1]))
+    memory = {} if memory is None else memory
+    turned = [
+        _turned(policy, q, k, k_positions, group, lengths, memory.setdefault((number, policy.rotate), {}))
+        for number, group in enumerate(groups)
+    ]
     pieces = []
     for start in range(0, q.shape[2], _ROWS):
         rows = slice(start, start + _ROWS)
         given = None if visible is None else visible_of_rows(visible, rows)
         seen = policy.visible(q_positions[..., rows], k_positions, visible=given)
         whole: Piece | None = None
-        for group, (turned_q, turned_k) in zip(groups, turned, strict=True):
+        for group, (turned_q, turned_k, begin) in zip(groups, turned, strict=True):
             here = replace(group, first=group.first[..., rows], last=group.last[..., rows]).region(k_positions)
             region = (here if here.dim() == 3 else here[None])[:, None].to(q.device)
             pairs = region if seen is None else region & seen
@@ -89,19 +98,50 @@ def piece_by_map(
             if keys is None:
                 if whole is not None or group is not groups[-1]:
                     continue
-                keys = slice(0, 1)
+                keys = slice(begin, begin + 1)
+            mask = pairs[..., keys]
             piece = attend(
                 turned_q[:, :, rows],
-                turned_k[:, :, keys],
+                turned_k[:, :, keys.start - begin : keys.stop - begin],
                 v[:, :, keys],
                 scale=scale,
-                mask=pairs[..., keys],
+                # Decoding, every key of a group is seen: without a mask no key is repeated for its queries.
+                mask=None if _all_of(mask) else mask,
                 softcap=softcap,
             )
             whole = piece if whole is None else merge(whole, piece)
         assert whole is not None
         pieces.append(whole)
     return Piece(torch.cat([piece.out for piece in pieces], dim=2), torch.cat([piece.lse for piece in pieces], dim=2))
+
+
+def _turned(
+    policy: Policy,
+    q: Tensor,
+    k: Tensor,
+    k_positions: Tensor,
+    group: Group,
+    lengths: Lengths | None,
+    memory: dict[str, Any],
+) -> tuple[Tensor, Tensor, int]:
+    """Queries and keys turned for a group; of the keys only the slots, from the third on, that can be in it."""
+    assert policy.rotate is not None
+    if not memory:
+        slots = slice(0, k.shape[2])
+        if group.first.numel():
+            within = (k_positions >= group.first.min()) & (k_positions <= group.last.max())
+            slots = _keys_of(torch.atleast_2d(within)) or slice(0, min(1, k.shape[2]))
+        at = group.q, group.k[..., slots]
+        memory["slots"] = slots
+        memory["q"], memory["k"] = (policy.rotate.tables(one, lengths=lengths, device=q.device) for one in at)
+    slots = memory["slots"]
+    _, turned_k = policy.rotate.apply_tables(None, k[:, :, slots], memory["k"])
+    return policy.rotate.apply_tables(q, None, memory["q"])[0], turned_k, slots.start
+
+
+def _all_of(mask: Tensor) -> bool:
+    """Whether it can be seen at once that a mask hides nothing."""
+    return not torch.compiler.is_compiling() and mask.device.type == "cpu" and bool(mask.all())
 
 
 def _keys_of(pairs: Tensor) -> slice | None:

@@ -6,6 +6,7 @@ The model turns nothing meanwhile: keys are kept as projected, and turned for ea
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,8 @@ class MappedFeed(Attends):
         self.plan, self.relative, self.prefix, self.positions = plan, relative, prefix, positions
         self.writing = writing
         self._rotations: dict[Rotary, RotaryEmbedding] = {}
+        # All layers of a call stand at the same positions.
+        self._tables: dict[tuple[str, bool], dict[Any, Any]] = {}
 
     def tempered(self, layer_idx: int, q: Tensor) -> Tensor:
         """q (B, H, S, D) times what the plan multiplies queries by at their positions."""
@@ -59,20 +62,21 @@ class MappedFeed(Attends):
         policy = Policy(rotate=rotate, mask=replace(layer.mask, sinks=False))
         relative = self.relative if layer.mask.reach is None else _TRUE
 
-        def piece(q: Tensor, at: Tensor, k: Tensor, v: Tensor, k_at: Tensor) -> Piece:
-            return piece_by_map(policy, q, k, v, at, k_at, relative, scale=scale, softcap=softcap)
+        def piece(what: str, q: Tensor, at: Tensor, k: Tensor, v: Tensor, k_at: Tensor) -> Piece:
+            memory = self._tables.setdefault((what, layer.mask.reach is None), {})
+            return piece_by_map(policy, q, k, v, at, k_at, relative, scale=scale, softcap=softcap, memory=memory)
 
         read = self.prefix.positions[: self.prefix.length]
         if self.writing:
             self.prefix.write(layer_idx, k, v)
             keys, values = self.prefix.read(layer_idx, end=self.prefix.length + k.shape[2])
-            return piece(q, self.positions[0], keys, values, torch.cat((read, self.positions[0])))
-        own = piece(q, self.positions, k, v, self.positions)
+            return piece("whole", q, self.positions[0], keys, values, torch.cat((read, self.positions[0])))
+        own = piece("own", q, self.positions, k, v, self.positions)
         if not self.prefix.length:
             return own
         rows, heads, tokens, width = q.shape
         # What was read is the same for all rows, so their queries are one long row.
         row = q.transpose(0, 1).reshape(1, heads, rows * tokens, width)
-        far = piece(row, self.positions.flatten(), *self.prefix.read(layer_idx), read)
+        far = piece("read", row, self.positions.flatten(), *self.prefix.read(layer_idx), read)
         out = far.out.view(heads, rows, tokens, -1).transpose(0, 1)
         return merge(Piece(out, far.lse.view(heads, rows, tokens).transpose(0, 1)), own)
