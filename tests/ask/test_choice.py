@@ -175,7 +175,7 @@ class TestByReach:
         document = torch.tensor(ids[:800])
         one, again = Silent(), Silent()
         found = choice.by_reach(loaded, document, one)
-        assert {"reach of none", "reach of linear", "reach of yarn"} <= set(one.worked)
+        assert {"reach of none", "reach of rerope", "reach of yarn"} <= set(one.worked)
         assert choice.by_reach(loaded, document, again) == found
         assert again.worked == []
         # A random model copies nothing under any scaling, and what is as good is left as shipped.
@@ -184,15 +184,15 @@ class TestByReach:
 
     def test_the_best_is_taken(self, loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("THEODOLITE_CACHE", str(tmp_path))
-        scores = {"none": 0.1, "linear": 0.2, "ntk": 0.495, "dynamic": 0.2, "yarn": 0.5}
+        scores = {"none": 0.1, "ntk": 0.2, "yarn": 0.495, "rerope": 0.5, "self-extend": 0.2}
         monkeypatch.setattr(
             choice.Instruments, "spread", lambda self, candidate: [{"accuracy": scores[candidate.name]}]
         )
         document = torch.arange(800) % 300
         found = choice.by_reach(loaded, document, Silent())
         # The first of those that are as good.
-        assert found.candidate.name == "ntk"
-        assert "linear 20%, ntk 50%" in found.why
+        assert found.candidate.name == "yarn"
+        assert "ntk 20%, yarn 50%, rerope 50%" in found.why
 
     def test_another_process_holds_what_is_kept(
         self, loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

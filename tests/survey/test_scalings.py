@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from theodolite.plan import NTK, DynamicNTK, Linear, Llama3, LongRoPE, ModelPlan, PlanError, Scaling, YaRN
-from theodolite.survey.scalings import AS_SHIPPED, Candidate, default_factor, parse_scalings
+from theodolite.survey.scalings import AS_SHIPPED, Candidate, default_factor, parse_scalings, with_factor
 from theodolite.survey.settings import DEFAULT_SCALINGS
 
 from .plans import TRAINED, plan_of
@@ -206,3 +206,26 @@ class TestDefaultFactor:
         assert factor == math.floor(factor) >= 2
         assert factor * trained >= to
         assert factor == 2 or (factor - 1) * trained < to
+
+
+class TestWithFactor:
+    """A name that is to be used for another text says the factor that it had."""
+
+    @pytest.mark.parametrize(
+        ("name", "true"),
+        [
+            ("none", "none"),
+            ("yarn", "yarn:2"),
+            ("yarn:3", "yarn:3"),
+            ("yarn:beta_fast=64", "yarn:2:beta_fast=64"),
+            ("yarn:1.5:beta_fast=64", "yarn:1.5:beta_fast=64"),
+            ("self-extend", "self-extend"),
+        ],
+    )
+    def test_names(self, name: str, true: str) -> None:
+        plan = plan_of()
+        candidate = parse_scalings(name, plan, to=2 * TRAINED)[-1]
+        named = with_factor(candidate, 2.0)
+        assert named == true
+        again = parse_scalings(named, plan, to=2 * TRAINED)[-1]
+        assert (again.plan, again.relative) == (candidate.plan, candidate.relative)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,17 +13,17 @@ from torch import Tensor
 
 from theodolite.models.gguf_cache import cache_folder
 from theodolite.models.load import LoadedModel
-from theodolite.plan import PlanError
 from theodolite.runs import Store
 from theodolite.survey import Settings, verdict
 from theodolite.survey.bench import Bench, Listener
 from theodolite.survey.instruments import Instruments
-from theodolite.survey.scalings import AS_SHIPPED, Candidate, parse_scalings
-from theodolite.survey.settings import DEFAULT_SCALINGS, checked_length
+from theodolite.survey.scalings import AS_SHIPPED, Candidate, candidate_of, parse_scalings
+from theodolite.survey.settings import checked_length
 from theodolite.survey.summary import SCHEMA
 from theodolite.survey.texts import Document
 
-Tell = Callable[[str], None]
+# Those that copied best where they were compared (docs/survey.md), scalings before maps.
+_TRIED = "none,ntk,yarn,rerope,self-extend"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +40,7 @@ def as_asked(loaded: LoadedModel, scaling: str, tokens: int) -> Choice:
     Raises:
         PlanError: an unknown one, several, or one that this model cannot take.
     """
-    if "," in scaling:
-        raise PlanError("scaling", scaling, "one scaling; a survey compares several")
-    return Choice(candidate=_named(loaded, scaling, tokens), why=f"{scaling}, as asked")
+    return Choice(candidate=candidate_of(scaling, loaded.plan, to=tokens), why=f"{scaling}, as asked")
 
 
 def by_length(loaded: LoadedModel, tokens: int) -> Choice | None:
@@ -95,7 +92,7 @@ def from_survey(loaded: LoadedModel, summary: dict[str, Any], tokens: int) -> Ch
     recall = verdict.recall_at(chosen, summary["to"])
     recalled = "" if recall is None else f", recalls {recall:.0%} at {summary['to']:,}"
     why = f"{_said(chosen['name'])}, which the survey found to hold to {chosen['holds_to']:,}{recalled}"
-    return Choice(candidate=_named(loaded, chosen["name"], summary["to"]), why=why)
+    return Choice(candidate=candidate_of(chosen["name"], loaded.plan, to=summary["to"]), why=why)
 
 
 def holds(summary: dict[str, Any]) -> str:
@@ -113,7 +110,7 @@ def by_reach(loaded: LoadedModel, document: Tensor, listener: Listener) -> Choic
     to = len(document)
     settings = Settings(out=cache_folder() / "ask" / loaded.fingerprint[:16], to=to, far=False)
     checked_length(settings, loaded.plan)
-    candidates = parse_scalings(DEFAULT_SCALINGS, loaded.plan, to=to, strict=False)
+    candidates = parse_scalings(_TRIED, loaded.plan, to=to, strict=False)
     digest = hashlib.sha256(document.contiguous().numpy().tobytes()).hexdigest()
     text = Document(name="", tokens=document, sha256=digest)
     with TemporaryDirectory() as scratch:
@@ -135,10 +132,6 @@ def by_reach(loaded: LoadedModel, document: Tensor, listener: Listener) -> Choic
     chosen = next(c for c in candidates if accuracy[c.name] >= best - verdict.SAME_WITHIN)
     figures = ", ".join(f"{_said(name)} {value:.0%}" for name, value in accuracy.items())
     return Choice(candidate=chosen, why=f"{_said(chosen.name)}: copied from all over this text, {figures}")
-
-
-def _named(loaded: LoadedModel, name: str, to: int) -> Candidate:
-    return parse_scalings(name, loaded.plan, to=to)[-1]
 
 
 def _said(name: str) -> str:

@@ -173,7 +173,8 @@ def _choose(options: argparse.Namespace, loaded: LoadedModel, prompt: Prompt, ro
 def _require_memory(loaded: LoadedModel, choice: Choice, room: int) -> None:
     from theodolite.survey.memory import require_memory, survey_bytes
 
-    needed = survey_bytes(loaded.model, choice.candidate.plan, length=room)
+    mapped = choice.candidate.relative is not None
+    needed = survey_bytes(loaded.model, choice.candidate.plan, length=room, mapped=mapped)
     instead = "a shorter document, another dtype, or another machine"
     require_memory(needed, f"Reading {room:,} tokens", loaded.model.device, instead=instead)
 

@@ -132,6 +132,15 @@ def candidate_of(text: str, plan: ModelPlan, *, to: int, tell: Callable[[str], N
     return replace(parse_scalings(text, plan, to=to, tell=tell)[-1], name=text.strip())
 
 
+def with_factor(candidate: Candidate, factor: float) -> str:
+    """A scaling's name with the factor that it was given, which a name without one would take from another length."""
+    kind, *rest = candidate.name.split(":")
+    given = bool(rest) and "=" not in rest[0]
+    if candidate.name == AS_SHIPPED or candidate.relative is not None or given:
+        return candidate.name
+    return ":".join([kind, f"{factor:g}", *rest])
+
+
 def _candidate(name: str, made: Scaling | RelativeMap | None, plan: ModelPlan) -> Candidate:
     if isinstance(made, Scaling):
         return Candidate(name=name, plan=plan.with_scaling(made))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from theodolite.survey.bench import Cells
 from theodolite.survey.instruments import Instruments, Read
 from theodolite.survey.maps import describe_map, record
 from theodolite.survey.passes import Nats
-from theodolite.survey.scalings import AS_SHIPPED, Candidate
+from theodolite.survey.scalings import AS_SHIPPED, Candidate, default_factor, with_factor
 
 SCHEMA = "theodolite.survey/1"
 
@@ -162,4 +162,5 @@ def _details(instruments: Instruments, shipped: ModelPlan) -> dict[str, Any]:
 
 def _settings(instruments: Instruments, candidates: list[Candidate], name: str, length: int) -> dict[str, Any]:
     chosen = next(candidate for candidate in candidates if candidate.name == name)
-    return settings_of(chosen, model=instruments.bench.loaded.name, length=length)
+    named = with_factor(chosen, default_factor(instruments.trained, instruments.to))
+    return settings_of(replace(chosen, name=named), model=instruments.bench.loaded.name, length=length)
