@@ -129,6 +129,31 @@ class TestAnswers:
             assert other.reader.relative == relative
 
 
+class TestTheModel:
+    """It is patched while a session is open, and as it was before and after."""
+
+    def test_outside_of_with(self, llama: LoadedModel) -> None:
+        asked = session(llama)
+        with pytest.raises(RuntimeError, match="read inside of `with` alone"):
+            asked.answer(QUESTION, count=NEW)
+        with asked:
+            first = asked.answer(QUESTION, count=NEW)
+            asked.forget_conversation()
+        with asked:
+            assert asked.answer(QUESTION, count=NEW).tokens == first.tokens
+
+    def test_a_patch_of_the_users_own_is_there_again(self, llama: LoadedModel) -> None:
+        yarn = candidates(llama)[1].plan
+        with patched(llama.model, yarn):
+            before = llama.model.config._attn_implementation
+            with session(llama) as asked:
+                assert current_plan(llama.model) == llama.plan
+                found = asked.answer(QUESTION, count=NEW).tokens
+            assert current_plan(llama.model) == yarn
+            assert llama.model.config._attn_implementation == before
+        assert found == generated(llama, candidates(llama)[0], [Turn(QUESTION)])
+
+
 class TestReadOnce:
     """A second question reads what is new, and nothing of the documents again."""
 

@@ -82,6 +82,19 @@ class TestTheModel:
                 assert all(layer.rotate is None for layer in current_plan(model).layers)
             assert current_plan(model) == plan
 
+    def test_outside_of_with(self) -> None:
+        model, ids = tiny("llama"), tokens(COUNT)[0]
+        reader = Reader(model, own_plan(model), capacity=COUNT)
+        with pytest.raises(RuntimeError, match="read inside of `with` alone"):
+            reader.read(ids, torch.arange(COUNT))
+        with reader:
+            reader.read(ids[:9], torch.arange(9))
+        with pytest.raises(RuntimeError, match="read inside of `with` alone"):
+            reader.next_logits(ids[9:10], torch.tensor([9]))
+        assert reader.length == 9
+        with reader:
+            assert reader.next_logits(ids[9:10], torch.tensor([9])).shape == (97,)
+
     def test_refused(self) -> None:
         model = tiny("smollm3")
         with pytest.raises(ValueError, match="relative: this model has layers that turn nothing"):

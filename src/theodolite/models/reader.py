@@ -99,7 +99,7 @@ class Reader:
         self.prefix = Prefix(len(plan.layers), capacity)
         vocabulary = model.get_output_embeddings().weight.shape[0]
         self.chunk = chunk or max(64, min(1024, _LOGITS_BYTES // (6 * vocabulary)))
-        self._changes = ExitStack()
+        self._changes: ExitStack | None = None
 
     def __enter__(self) -> Reader:
         require_causal_attention(self.model, self.plan)
@@ -113,7 +113,9 @@ class Reader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._changes.close()
+        if self._changes is not None:
+            self._changes.close()
+            self._changes = None
 
     @property
     def length(self) -> int:
@@ -195,6 +197,8 @@ class Reader:
 
     def forward(self, feed: Attends, tokens: Tensor, positions: Tensor, *, keep: int | None) -> Tensor:
         """One call of the model: tokens and positions (B, S) in, logits (B, S or `keep`, V) out."""
+        if self._changes is None:
+            raise RuntimeError("the model attends as it does by itself; read inside of `with` alone")
         device = self.model.device
         outer = FEED.set(feed)
         try:
