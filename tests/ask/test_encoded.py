@@ -39,7 +39,7 @@ class TestEncodings:
                 read("a.txt", "abc", encoding=codec)
 
     def test_not_utf_8(self, read):
-        with pytest.raises(ValueError, match=r"'a.txt' is not utf-8 \(byte 1\); give its encoding, such as"):
+        with pytest.raises(ValueError, match=r"'a.txt' is not utf-8 \(byte 1\); give its encoding \(encoding="):
             read("a.txt", "Zürich".encode("cp1252"))
         with pytest.raises(ValueError, match=r"'a.txt' is not ascii \(byte 1\); give another encoding"):
             read("a.txt", "Zürich", encoding="ascii")

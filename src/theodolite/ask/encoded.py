@@ -72,7 +72,7 @@ def decode(data: bytes, name: str, *, encoding: str | None = None, declared: str
         if not text.isascii():
             text.encode("utf-8")
     except UnicodeDecodeError as error:
-        hint = "give its encoding, such as encoding='cp1252'" if encoding is None else "give another encoding"
+        hint = "give its encoding (encoding='cp1252', --encoding cp1252)" if encoding is None else "give another encoding"
         raise ValueError(f"document: {name!r} is not {codec} (byte {error.start}); {hint}") from None
     except UnicodeError:
         raise ValueError(f"document: {name!r} is not {codec}; give another encoding") from None
@@ -80,7 +80,7 @@ def decode(data: bytes, name: str, *, encoding: str | None = None, declared: str
     if "\0" in text:
         raise ValueError(
             f"document: {name!r} has NUL characters, as a binary file has, or UTF-16 without a mark; "
-            "give a file of text, or its encoding, such as encoding='utf-16-le'"
+            "give a file of text, or its encoding (encoding='utf-16-le', --encoding utf-16-le)"
         )
     return newlines(text)
 
