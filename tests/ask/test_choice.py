@@ -62,7 +62,7 @@ class TestAsAsked:
     """A scaling that is named is taken."""
 
     def test_taken(self, loaded: LoadedModel) -> None:
-        asked = choice.as_asked(loaded, "yarn:2", 800)
+        asked = choice.as_asked(loaded, "yarn", 800)
         assert asked.candidate.plan.layers[0].rotate.scaling == YaRN(factor=2, original_max_position_embeddings=TRAINED)
         assert asked.why == "yarn:2, as asked"
         assert choice.as_asked(loaded, "none", 800).candidate.plan == loaded.plan
@@ -119,6 +119,7 @@ class TestFromSurvey:
         found = choice.from_survey(loaded, made, 600)
         assert found is not None
         assert found.candidate.plan.layers[0].rotate.scaling.factor == 4
+        assert found.candidate.name == "yarn:4"
 
     def test_nothing(self, loaded: LoadedModel) -> None:
         made = summary(loaded, "yarn:2", scaling("none", 600, 0.2), scaling("yarn:2", 1024, 0.5))
@@ -151,12 +152,32 @@ class TestReadSurvey:
             ('{"schema": "other"}', "is no summary of a survey"),
             (json.dumps({"schema": SCHEMA}), "is not as a survey writes it"),
             (json.dumps({"schema": SCHEMA, "model_details": {}, "to": "far"}), "is not as a survey writes it"),
+            ("[" * 100_000, "cannot be read"),
         ],
     )
     def test_refused(self, loaded: LoadedModel, tmp_path: Path, content: str | None, words: str) -> None:
         if content is not None:
             (tmp_path / "summary.json").write_text(content)
         with pytest.raises(ValueError, match=words):
+            choice.read_survey(loaded, tmp_path)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"to": 5000.5},
+            {"to": True},
+            {"scalings": [{**scaling("none", 600, 0.2), "recall": 5}]},
+            {"scalings": [{**scaling("none", 600, 0.2), "holds_to": "x"}]},
+            {"scalings": [{**scaling("none", 600, 0.2), "name": ["a"]}]},
+            {"scalings": 7},
+            {"recommendation": None},
+        ],
+        ids=str,
+    )
+    def test_of_another_kind(self, loaded: LoadedModel, tmp_path: Path, changes: dict[str, Any]) -> None:
+        made = summary(loaded, "none", scaling("none", 600, 0.2)) | changes
+        (tmp_path / "summary.json").write_text(json.dumps(made))
+        with pytest.raises(ValueError, match="is not as a survey writes it"):
             choice.read_survey(loaded, tmp_path)
 
     def test_another_model(self, loaded: LoadedModel, tmp_path: Path) -> None:
@@ -174,9 +195,9 @@ class TestByReach:
         ids = loaded.tokenizer(builtin_text("moby-dick")[:4000])["input_ids"]
         document = torch.tensor(ids[:800])
         one, again = Silent(), Silent()
-        found = choice.by_reach(loaded, document, one)
-        assert {"reach of none", "reach of rerope", "reach of yarn"} <= set(one.worked)
-        assert choice.by_reach(loaded, document, again) == found
+        found = choice.by_reach(loaded, document, 900, one)
+        assert {"reach of none", "reach of rerope:window=256", "reach of yarn:2"} <= set(one.worked)
+        assert choice.by_reach(loaded, document, 900, again) == found
         assert again.worked == []
         # A random model copies nothing under any scaling, and what is as good is left as shipped.
         assert found.candidate.plan == loaded.plan
@@ -186,13 +207,42 @@ class TestByReach:
         monkeypatch.setenv("THEODOLITE_CACHE", str(tmp_path))
         scores = {"none": 0.1, "ntk": 0.2, "yarn": 0.495, "rerope": 0.5, "self-extend": 0.2}
         monkeypatch.setattr(
-            choice.Instruments, "spread", lambda self, candidate: [{"accuracy": scores[candidate.name]}]
+            choice.Instruments, "spread", lambda self, candidate: [{"accuracy": scores[candidate.name.split(":")[0]]}]
         )
         document = torch.arange(800) % 300
-        found = choice.by_reach(loaded, document, Silent())
+        found = choice.by_reach(loaded, document, 900, Silent())
         # The first of those that are as good.
-        assert found.candidate.name == "yarn"
-        assert "ntk 20%, yarn 50%, rerope 50%" in found.why
+        assert found.candidate.name == "yarn:2"
+        assert "ntk:2 20%, yarn:2 50%, rerope:window=256 50%" in found.why
+
+    def test_for_the_room_and_not_for_the_text(
+        self, loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("THEODOLITE_CACHE", str(tmp_path))
+        tried = []
+        monkeypatch.setattr(
+            choice.Instruments, "spread", lambda self, candidate: tried.append(candidate) or [{"accuracy": 0.5}]
+        )
+        choice.by_reach(loaded, torch.arange(480) % 300, 2500, Silent())
+        assert [candidate.name for candidate in tried][:3] == ["none", "ntk:5", "yarn:5"]
+        assert all(c.relative is None or c.relative.largest_distance(2500) < TRAINED for c in tried)
+
+    def test_too_short_to_try(self, loaded: LoadedModel) -> None:
+        found = choice.by_reach(loaded, torch.arange(266), 1300, Silent())
+        assert found.candidate.plan == loaded.plan
+        assert found.why == "as shipped: 266 tokens are too few to try scalings on"
+
+    def test_what_is_damaged_is_measured_again(
+        self, loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("THEODOLITE_CACHE", str(tmp_path))
+        document = torch.arange(800) % 300
+        found = choice.by_reach(loaded, document, 900, Silent())
+        (results,) = tmp_path.glob("ask/*/results.jsonl")
+        results.write_bytes(b"[]\n" + results.read_bytes())
+        again = Silent()
+        assert choice.by_reach(loaded, document, 900, again) == found
+        assert again.worked
 
     def test_another_process_holds_what_is_kept(
         self, loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -200,4 +250,4 @@ class TestByReach:
         monkeypatch.setenv("THEODOLITE_CACHE", str(tmp_path))
         document = torch.arange(800) % 300
         with choice.Store(tmp_path / "ask" / loaded.fingerprint[:16]):
-            choice.by_reach(loaded, document, Silent())
+            choice.by_reach(loaded, document, 900, Silent())

@@ -48,6 +48,17 @@ class TestSplit:
         assert len(passages) > 4
         assert all(passage.startswith("This is") and passage.endswith(".") for passage in passages)
 
+    def test_closing_marks_stay(self) -> None:
+        text = ("He cried out, “Stop at once!” Then he went away (to sea.) And so on. " * 20).strip()
+        for _, end in split(text):
+            assert text[end - 2 : end] in ("!”", ".)", "n.")
+        text = "他说：「走吧。」然后走了。" * 80
+        assert all(text[end - 1] in "」。" for _, end in split(text))
+
+    def test_short_texts_have_several(self) -> None:
+        text = "\n\n".join(f"Item {number}. " + "It was said at some length. " * 4 for number in range(8))
+        assert len(split(text)) > 3
+
     def test_sentences_of_chinese(self) -> None:
         text = "学而时习之，不亦说乎？有朋自远方来，不亦乐乎！" * 60
         assert all(text[end - 1] in "？！" for _, end in split(text))
@@ -55,7 +66,9 @@ class TestSplit:
     def test_a_book_has_about_two_hundred(self) -> None:
         assert 150 < len(split(BOOK)) < 450
 
-    @pytest.mark.parametrize("text", ["a" * 100_000, "a " * 50_000, "\n" * 100_000, ".\n\n" * 30_000, "“" * 100_000])
+    @pytest.mark.parametrize(
+        "text", ["a" * 100_000, "a" + " " * 5000 + "b", "a " * 50_000, "\n" * 100_000, ".\n\n" * 30_000, "“" * 100_000]
+    )
     def test_takes_no_longer_than_it_must(self, text: str) -> None:
         # Ends at once, or the test run never does.
         split(text)

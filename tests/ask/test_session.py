@@ -95,6 +95,7 @@ class TestAnswers:
         for written, kept in (
             ("<think>well\nwell</think>\n\nIshmael.", "Ishmael."),
             ("<think>never done", "…"),
+            ("Opened by the template.</think> Ishmael.", "Ishmael."),
             (" Ishmael. ", "Ishmael."),
         ):
             monkeypatch.setattr(llama.tokenizer, "decode", lambda ids, written=written, **more: written)
@@ -227,18 +228,106 @@ class TestKept:
             asked.save(path)
         other = Document(name="moby.txt", text=DOCUMENT.text + ".")
         for loaded, candidate, document, text in (
-            (llama, scaled, DOCUMENT, "its plan is"),
-            (llama, mapped, DOCUMENT, "its map of distances is"),
-            (llama, plain, other, "its text is"),
-            (replace(llama, fingerprint="another"), plain, DOCUMENT, "its model is"),
+            (llama, scaled, DOCUMENT, "it is of another plan$"),
+            (llama, mapped, DOCUMENT, "it is of another map of distances: 'None', and"),
+            (llama, plain, other, "it is of another text$"),
+            (replace(llama, fingerprint="another"), plain, DOCUMENT, "it is of another model$"),
         ):
             with session(loaded, candidate, documents=[document]) as asked:
                 with pytest.raises(LoadError, match=text):
                     asked.resume(path)
                 assert asked.read == 0
-        path.write_bytes(path.read_bytes()[:-100])
+        whole = bytearray(path.read_bytes())
+        whole[-1000] ^= 1
+        path.write_bytes(whole)
+        with session(llama) as asked, pytest.raises(LoadError, match="it is not as it was written; delete it"):
+            asked.resume(path)
+        assert asked.read == 0
+        path.write_bytes(whole[:-100])
         with session(llama) as asked, pytest.raises(LoadError, match="it cannot be read as a saved reading"):
             asked.resume(path)
+
+
+class TestBesideEachOther:
+    """Two sessions on one model: the one that was opened last reads, and the other says so."""
+
+    def test_nested(self, llama: LoadedModel) -> None:
+        plain, scaled, _ = candidates(llama)
+        with session(llama, plain) as outer:
+            outer.read_documents()
+            with session(llama, scaled) as inner:
+                found = inner.answer(QUESTION, count=NEW).tokens
+                with pytest.raises(RuntimeError, match="another reader is open on this model"):
+                    outer.answer(QUESTION, count=NEW)
+            own = outer.answer(QUESTION, count=NEW).tokens
+        assert found == generated(llama, scaled, [Turn(QUESTION)])
+        assert own == generated(llama, plain, [Turn(QUESTION)])
+
+    def test_opened_twice(self, llama: LoadedModel) -> None:
+        before = llama.model.config._attn_implementation
+        with session(llama) as asked, pytest.raises(RuntimeError, match="this reader is open already"):
+            asked.__enter__()
+        assert llama.model.config._attn_implementation == before
+        assert current_plan(llama.model) is None
+
+
+class TestRefusals:
+    """What cannot be asked is said, and is no part of the conversation."""
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"count": 0}, "count: got 0; give at least 1"),
+            ({"passages": -1}, "passages: got -1; give at least 0"),
+            ({"temperature": -1.0}, "temperature: got -1.0; give 0"),
+            ({"temperature": 1e-40}, "temperature: got 1e-40"),
+            ({"temperature": float("inf")}, "temperature: got inf"),
+        ],
+    )
+    def test_options(self, llama: LoadedModel, options: dict[str, Any], words: str) -> None:
+        with session(llama) as asked:
+            with pytest.raises(ValueError, match=words):
+                asked.answer(QUESTION, **{"count": NEW, **options})
+            assert asked.turns == []
+
+    def test_what_is_no_candidate_or_document(self, llama: LoadedModel) -> None:
+        with pytest.raises(ValueError, match="candidate: got a ModelPlan"):
+            Session(llama, [DOCUMENT], candidate=llama.plan, room=2000)
+        with pytest.raises(ValueError, match="documents: give Documents"):
+            Session(llama, "abc", room=2000)
+
+    def test_weights_that_are_no_numbers(self, tiny_llama: Path) -> None:  # noqa: F811
+        loaded = load(str(tiny_llama), dtype=torch.float32, device="cpu")
+        loaded.model.model.norm.weight.data.fill_(float("nan"))
+        with session(loaded) as asked, pytest.raises(FloatingPointError, match="logits that are no numbers"):
+            asked.answer(QUESTION, count=NEW)
+
+    def test_a_tokenizer_without_places_gives_no_passages(
+        self, llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plain = Session.prompt
+        monkeypatch.setattr(Session, "prompt", lambda self, q: replace(plain(self, q), offsets=(None,)))
+        with session(llama) as asked:
+            assert asked.answer(QUESTION, count=NEW).passages == []
+
+
+class TestATemplateThatBeginsOtherwise:
+    """For a conversation, say: what is kept is what all beginnings have in common."""
+
+    def test_kept(self, llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        first = "{% if messages|length > 1 %}<s><s><s>{% endif %}"
+        template = first + "{% for m in messages %}{{ m.content + '</s>' }}{% endfor %}"
+        monkeypatch.setattr(llama.tokenizer, "chat_template", template)
+        with session(llama) as asked:
+            asked.answer(QUESTION, count=NEW)
+            second = asked.answer(OTHER, count=NEW)
+            assert second.passages
+            asked.save(tmp_path / "kept")
+        with session(llama) as again:
+            again.resume(tmp_path / "kept")
+            found = again.answer(QUESTION, count=NEW)
+        with session(llama) as fresh:
+            assert fresh.answer(QUESTION, count=NEW) == found
 
 
 class TestRoom:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -40,6 +41,12 @@ def long(tmp_path: Path) -> Path:
     return path
 
 
+def short_of(path: Path, characters: int) -> Path:
+    made = path.with_name("short.txt")
+    made.write_text(path.read_text(encoding="utf-8")[:characters], encoding="utf-8")
+    return made
+
+
 def process(*arguments: object, text: str = "", **options: object) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(
@@ -50,6 +57,7 @@ def process(*arguments: object, text: str = "", **options: object) -> subprocess
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        errors="surrogateescape",
     )
 
 
@@ -75,8 +83,8 @@ class TestAnswers:
             "answer": true.text,
             "passages": [vars(passage) for passage in true.passages],
         }
-        assert len(found["passages"]) == 2
-        assert f"{tokens:,} tokens" in printed
+        assert len(found["passages"]) == 3
+        assert "tokens, moby.txt and what is asked of it" in printed
 
     def test_text(self, theodolite: Theodolite, tiny_llama: Path, short: Path) -> None:
         status, printed = theodolite("ask", short, QUESTION, "--model", tiny_llama, *COMMON, "--passages", 1)
@@ -90,6 +98,11 @@ class TestAnswers:
         status, printed = theodolite("ask", long, QUESTION, "--model", tiny_llama, *COMMON, "--scaling", "yarn:4")
         assert status == 0, printed
         assert "reading yarn:4, as asked" in printed
+        # A long answer is no reason to scale what is short.
+        tiny = short_of(long, 300)
+        status, printed = theodolite("ask", tiny, QUESTION, "--model", tiny_llama, *COMMON[:4], "--max-tokens", 600)
+        assert status == 0, printed
+        assert "tokens are too few to try scalings on" in printed
         status, printed = theodolite("ask", long, QUESTION, "--model", tiny_llama, *COMMON)
         assert status == 0, printed
         assert "longer than the 512 tokens of training" in printed
@@ -105,6 +118,27 @@ class TestAnswers:
         status, printed = theodolite("ask", long, QUESTION, "--model", tiny_llama, *COMMON, "--survey", folder)
         assert status == 0, printed
         assert "holds, by the survey to 2,048: as shipped" in printed
+
+    def test_nothing_reaches_the_terminal(self, theodolite: Theodolite, tiny_llama: Path, tmp_path: Path) -> None:
+        path = tmp_path / "hostile.txt"
+        path.write_text("\x1b]0;owned\x07\x1b[2J Ishmael \u202e goes to sea.", encoding="utf-8")
+        status, printed = theodolite("ask", path, QUESTION, "--model", tiny_llama, *COMMON)
+        assert status == 0, printed
+        assert "Ishmael" in printed
+        assert not set(printed) & set("\x1b\x07\u202e")
+
+    def test_names_that_are_alike(self, theodolite: Theodolite, tiny_llama: Path, short: Path, tmp_path: Path) -> None:
+        other = tmp_path / "b" / "moby.txt"
+        other.parent.mkdir()
+        other.write_text("Another text.", encoding="utf-8")
+        status, printed = theodolite("ask", short, other, QUESTION, "--model", tiny_llama, *COMMON, "--json")
+        assert status == 0, printed
+        found = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
+        assert found["documents"] == [str(short), str(other)]
+
+    def test_a_question_longer_than_a_name_can_be(self, theodolite: Theodolite, tiny_llama: Path, short: Path) -> None:
+        status, printed = theodolite("ask", short, "why " * 80, "--model", tiny_llama, *COMMON)
+        assert status == 0, printed
 
     def test_several_documents(self, theodolite: Theodolite, tiny_llama: Path, short: Path, tmp_path: Path) -> None:
         page = tmp_path / "page.html"
@@ -137,8 +171,39 @@ class TestKept:
         short.write_text(short.read_text(encoding="utf-8") + "And so on.", encoding="utf-8")
         status, printed = theodolite("ask", short, QUESTION, "--model", tiny_llama, *COMMON, "--save-cache", kept)
         assert status == 2
-        assert f"{kept}: its text is" in printed
+        assert f"{kept}: it is of another text" in printed
         assert kept.read_bytes() == before
+
+    def test_frequencies_that_follow_the_length(
+        self, theodolite: Theodolite, tiny_llama: Path, long: Path, tmp_path: Path
+    ) -> None:
+        kept = tmp_path / "kept"
+        asked = ("ask", long, "--model", tiny_llama, *COMMON, "--scaling", "dynamic", "--save-cache", kept)
+        status, printed = theodolite(*asked[:2], "Who is Ishmael, and where does he go?", *asked[2:])
+        assert status == 0, printed
+        status, printed = theodolite(*asked[:2], QUESTION, *asked[2:])
+        assert status == 0, printed
+        assert "tokens were read before" in printed
+
+    def test_through_a_link(self, theodolite: Theodolite, tiny_llama: Path, short: Path, tmp_path: Path) -> None:
+        link = tmp_path / "link"
+        link.symlink_to(tmp_path / "kept")
+        status, printed = theodolite("ask", short, QUESTION, "--model", tiny_llama, *COMMON, "--save-cache", link)
+        assert status == 0, printed
+        assert link.is_symlink()
+        assert (tmp_path / "kept").is_file()
+
+    def test_a_full_disk_costs_no_answer(self, tiny_llama: Path, short: Path, tmp_path: Path) -> None:
+        limit = f"ulimit -f 20; exec {sys.executable} -m theodolite ask "
+        asked = [short, QUESTION, "--model", tiny_llama, *COMMON, "--json", "--save-cache", tmp_path / "kept"]
+        done = subprocess.run(
+            ["bash", "-c", limit + shlex.join(map(str, asked))],
+            cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["question"] == QUESTION
+        assert "not kept: " in done.stderr
+        assert not list(tmp_path.glob("*kept*"))
 
 
 class TestChat:
@@ -146,9 +211,12 @@ class TestChat:
 
     def test_questions(self, tiny_llama: Path, short: Path) -> None:
         with process(short, QUESTION, "--chat", "--model", tiny_llama, *COMMON, "--json") as chat:
-            out, told = chat.communicate("Where does he go?\n\nNever asked.\n", timeout=120)
+            asked = f"Where does he go?\nok?\udcff\n{'why ' * 2000}\nAgain?\n\nNever asked.\n"
+            out, told = chat.communicate(asked, timeout=120)
         assert chat.returncode == 0, told
-        assert [json.loads(line)["question"] for line in out.splitlines()] == [QUESTION, "Where does he go?"]
+        found = [json.loads(line)["question"] for line in out.splitlines()]
+        assert found == [QUESTION, "Where does he go?", "ok?\ufffd", "Again?"]
+        assert "this question is too long" in told
         assert told.count("... reading") == 1
 
     def test_interrupted(self, tiny_llama: Path, short: Path, tmp_path: Path) -> None:
@@ -186,7 +254,13 @@ class TestRefusals:
             ([short, QUESTION, "--passages", -1], "passages: got -1"),
             ([short, QUESTION, "--temperature", "nan"], "temperature: got nan"),
             ([short, QUESTION, "--model", tmp_path / "nothing"], "does not exist"),
-            ([short, "  "], "question"),
+            ([short, "  "], "question: it is empty"),
+            ([short, ""], "question: it is empty"),
+            ([short, "moby-dick"], "the last word is the question, and"),
+            ([short, QUESTION, "--save-cache", tmp_path / "no" / "folder"], "is no file in a folder that exists"),
+            ([short, QUESTION, "--save-cache", tmp_path], "is no file in a folder that exists"),
+            ([short, QUESTION, "--temperature", "1e-40"], "temperature: got 1e-40"),
+            ([short, QUESTION, "--seed", 10**20], "seed: got"),
             ([short, QUESTION, "--scaling", "yarrn"], "scaling: got 'yarrn'"),
         ):
             status, printed = theodolite("ask", *arguments)

@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 
 from tests.models.tiny import own_plan, tiny, tokens
 from theodolite.models import patched
-from theodolite.models.decode import decode, stop_tokens
+from theodolite.models.decode import _processors, decode, stop_tokens
 from theodolite.models.reader import Reader
 from theodolite.plan import ModelPlan, YaRN
 from theodolite.positions import SelfExtend
@@ -71,6 +71,30 @@ class TestAsTransformersWrites:
         assert decoded(model, plan, ids) == true
         assert true != plain
 
+    @pytest.mark.parametrize(
+        "said",
+        [
+            {"suppress_tokens": [40, 41, 42]},
+            {"begin_suppress_tokens": "first"},
+            {"bad_words_ids": "first"},
+            {"min_new_tokens": 12, "eos_token_id": "first"},
+        ],
+        ids=lambda said: next(iter(said)),
+    )
+    def test_what_is_not_to_be_written(self, said: dict) -> None:
+        model, ids = tiny("llama", dtype=torch.float64, eos_token_id=None), tokens(COUNT)[0]
+        plan = own_plan(model)
+        plain = decoded(model, plan, ids)
+        first = {"begin_suppress_tokens": [plain[0]], "bad_words_ids": [[plain[0]]], "eos_token_id": plain[2]}
+        model.generation_config = GenerationConfig(**{k: first[k] if v == "first" else v for k, v in said.items()})
+        if "suppress_tokens" in said:
+            model.generation_config.suppress_tokens = plain[3:6]
+        true = generated(model, plan, ids, do_sample=False)
+        stop = [model.generation_config.eos_token_id] if "eos_token_id" in said else []
+        found = decoded(model, plan, ids, stop=stop)
+        assert found == true
+        assert found != plain
+
 
 class TestDrawn:
     """At a temperature above 0."""
@@ -84,15 +108,29 @@ class TestDrawn:
     def test_cold_is_the_most_likely(self) -> None:
         model, ids = tiny("llama", dtype=torch.float64, eos_token_id=None), tokens(COUNT)[0]
         plan = own_plan(model)
-        assert decoded(model, plan, ids, temperature=1e-6) == decoded(model, plan, ids)
+        assert decoded(model, plan, ids, temperature=0.001) == decoded(model, plan, ids)
 
     def test_limits_of_the_models_own_config(self) -> None:
         model, ids = tiny("llama", dtype=torch.float64, eos_token_id=None), tokens(COUNT)[0]
         plan = own_plan(model)
         plain = decoded(model, plan, ids)
-        for limits in ({"top_k": 1, "top_p": 1.0}, {"top_k": 0, "top_p": 1e-6}):
+        for limits in (
+            {"top_k": 1, "top_p": 1.0},
+            {"top_k": 0, "top_p": 1e-6},
+            {"top_k": 0, "min_p": 1.0},
+            {"top_k": 0, "epsilon_cutoff": 0.9},
+        ):
             model.generation_config = GenerationConfig(**limits)
             assert decoded(model, plan, ids, temperature=5.0) == plain
+        model.generation_config = GenerationConfig(top_k=0, typical_p=0.5, eta_cutoff=0.1)
+        made = [type(one).__name__ for one in _processors(model, 1.0, 9, ())]
+        assert made == ["TemperatureLogitsWarper", "TypicalLogitsWarper", "EtaLogitsWarper"]
+
+    @pytest.mark.parametrize("temperature", [-1.0, 1e-40, float("inf"), float("nan")])
+    def test_what_cannot_be_drawn_at(self, temperature: float) -> None:
+        model = tiny("llama")
+        with pytest.raises(ValueError, match="temperature: got"):
+            decoded(model, own_plan(model), tokens(COUNT)[0], temperature=temperature)
 
 
 class TestMapped:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from theodolite.models import LoadError, gguf_cache, load, patched, resolve, weights_bytes
-from theodolite.models.gguf_header import read_header
+from theodolite.plan.gguf_header import read_header
 
 from .tiny import logits, own_plan, spread, tiny, tokens
 from .tiny_files import write_gguf

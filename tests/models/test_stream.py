@@ -236,7 +236,7 @@ class TestMappedDistances:
         one.save(tmp_path / "kept")
         two.resume(tmp_path / "kept")
         assert apart(torch.cat((*found, gathered(two.feed(ids[31:])))), whole) < 1e-6
-        with pytest.raises(LoadError, match="its relative is 'SelfExtend"):
+        with pytest.raises(LoadError, match="it is of another relative"):
             Stream(model, plan).resume(tmp_path / "kept")
         with pytest.raises(ValueError, match="relative: got a map of distances and a window"):
             Stream(model, plan, relative=MAPS[0], window=8)
@@ -283,17 +283,17 @@ class TestPieces:
         list(reading.feed(ids))
         reading.save(path)
         for other, text in (
-            (Stream(model, plan, window=9), "its window is 8; what is asked for has 9"),
-            (Stream(model, plan), "its window is 8; what is asked for has None"),
+            (Stream(model, plan, window=9), "it is of another window: 8, and what is asked for has 9"),
+            (Stream(model, plan), "it is of another window: 8, and what is asked for has None"),
             (
                 Stream(
                     tiny("llama", rope_parameters={"rope_type": "default", "rope_theta": 5.0}),
                     own_plan(tiny("llama", rope_parameters={"rope_type": "default", "rope_theta": 5.0})),
                     window=8,
                 ),
-                "its plan is",
+                "it is of another plan$",
             ),
-            (Stream(tiny("llama", dtype=torch.float64), plan, window=8), "its (weights|dtype) is"),
+            (Stream(tiny("llama", dtype=torch.float64), plan, window=8), "it is of another (weights|dtype)"),
         ):
             with pytest.raises(LoadError, match=text):
                 other.resume(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,11 +13,20 @@ from torch import Tensor
 
 from theodolite.models.gguf_cache import cache_folder
 from theodolite.models.load import LoadedModel
+from theodolite.plan import PlanError
 from theodolite.runs import Store
 from theodolite.survey import Settings, verdict
 from theodolite.survey.bench import Bench, Listener
 from theodolite.survey.instruments import Instruments
-from theodolite.survey.scalings import AS_SHIPPED, Candidate, candidate_of, parse_scalings
+from theodolite.survey.maps import spelled
+from theodolite.survey.scalings import (
+    AS_SHIPPED,
+    Candidate,
+    candidate_of,
+    default_factor,
+    parse_scalings,
+    with_factor,
+)
 from theodolite.survey.settings import checked_length
 from theodolite.survey.summary import SCHEMA
 from theodolite.survey.texts import Document
@@ -40,7 +49,8 @@ def as_asked(loaded: LoadedModel, scaling: str, tokens: int) -> Choice:
     Raises:
         PlanError: an unknown one, several, or one that this model cannot take.
     """
-    return Choice(candidate=candidate_of(scaling, loaded.plan, to=tokens), why=f"{scaling}, as asked")
+    candidate = _exactly(candidate_of(scaling, loaded.plan, to=tokens), loaded, tokens)
+    return Choice(candidate=candidate, why=f"{_said(candidate.name)}, as asked")
 
 
 def by_length(loaded: LoadedModel, tokens: int) -> Choice | None:
@@ -61,17 +71,13 @@ def read_survey(loaded: LoadedModel, folder: Path) -> dict[str, Any]:
     path = folder if folder.suffix == ".json" else folder / "summary.json"
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"survey: {path} cannot be read ({error}); give the folder of a finished survey") from None
     if not isinstance(summary, dict) or summary.get("schema") != SCHEMA:
         raise ValueError(f"survey: {path} is no summary of a survey ({SCHEMA})")
     try:
         theirs = summary["model_details"].get("fingerprint")
-        fields = ("name", "holds_to", "recall", "bands")
-        # What is asked for further on.
-        needed = [summary["to"] + 0, summary["recommendation"]["name"]]
-        needed += [scaling[field] for scaling in summary["scalings"] for field in fields]
-        del needed
+        _require_fields(summary)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"survey: {path} is not as a survey writes it ({error!r})") from None
     if theirs != loaded.fingerprint:
@@ -91,8 +97,9 @@ def from_survey(loaded: LoadedModel, summary: dict[str, Any], tokens: int) -> Ch
     chosen = named.get(summary["recommendation"]["name"], best)
     recall = verdict.recall_at(chosen, summary["to"])
     recalled = "" if recall is None else f", recalls {recall:.0%} at {summary['to']:,}"
-    why = f"{_said(chosen['name'])}, which the survey found to hold to {chosen['holds_to']:,}{recalled}"
-    return Choice(candidate=candidate_of(chosen["name"], loaded.plan, to=summary["to"]), why=why)
+    candidate = _exactly(candidate_of(chosen["name"], loaded.plan, to=summary["to"]), loaded, summary["to"])
+    why = f"{_said(candidate.name)}, which the survey found to hold to {chosen['holds_to']:,}{recalled}"
+    return Choice(candidate=candidate, why=why)
 
 
 def holds(summary: dict[str, Any]) -> str:
@@ -102,23 +109,24 @@ def holds(summary: dict[str, Any]) -> str:
     return f"holds, by the survey to {summary['to']:,}: {', '.join(parts) or 'nothing was read in full'}"
 
 
-def by_reach(loaded: LoadedModel, document: Tensor, listener: Listener) -> Choice:
-    """The scaling that copies best from all over these tokens (n,), by a survey's spread reach.
+def by_reach(loaded: LoadedModel, document: Tensor, room: int, listener: Listener) -> Choice:
+    """The scaling for `room` tokens that copies best from all over these (n,), by a survey's spread reach.
 
     It reads 4,096 of them for each scaling. What was measured is kept in the cache folder.
     """
     to = len(document)
     settings = Settings(out=cache_folder() / "ask" / loaded.fingerprint[:16], to=to, far=False)
-    checked_length(settings, loaded.plan)
-    candidates = parse_scalings(_TRIED, loaded.plan, to=to, strict=False)
+    try:
+        checked_length(settings, loaded.plan)
+    except PlanError:
+        shipped = Candidate(name=AS_SHIPPED, plan=loaded.plan)
+        return Choice(candidate=shipped, why=f"as shipped: {to:,} tokens are too few to try scalings on")
+    found = parse_scalings(_TRIED, loaded.plan, to=room, strict=False)
+    candidates = [_exactly(candidate, loaded, room) for candidate in found]
     digest = hashlib.sha256(document.contiguous().numpy().tobytes()).hexdigest()
     text = Document(name="", tokens=document, sha256=digest)
     with TemporaryDirectory() as scratch:
-        try:
-            store = Store(settings.out).__enter__()
-        except (BlockingIOError, OSError):
-            # Another question is being asked, or there is no home to write to.
-            store = Store(Path(scratch)).__enter__()
+        store = _opened(settings.out, Path(scratch))
         try:
             instruments = Instruments(Bench(loaded, store, listener), loaded.plan, [text], settings, to)
             listener.expect(len(candidates) * instruments.bench.reading(instruments.form.tokens))
@@ -132,6 +140,42 @@ def by_reach(loaded: LoadedModel, document: Tensor, listener: Listener) -> Choic
     chosen = next(c for c in candidates if accuracy[c.name] >= best - verdict.SAME_WITHIN)
     figures = ", ".join(f"{_said(name)} {value:.0%}" for name, value in accuracy.items())
     return Choice(candidate=chosen, why=f"{_said(chosen.name)}: copied from all over this text, {figures}")
+
+
+def _opened(folder: Path, scratch: Path) -> Store:
+    """The store of what was measured before; where it cannot be had, one that is thrown away."""
+    try:
+        return Store(folder).__enter__()
+    except OSError:
+        # Another question is being asked, or there is no home to write to.
+        return Store(scratch).__enter__()
+    except ValueError:
+        # It is damaged, and holds nothing that cannot be measured again.
+        (folder / "results.jsonl").unlink()
+        return Store(folder).__enter__()
+
+
+def _exactly(candidate: Candidate, loaded: LoadedModel, to: int) -> Candidate:
+    """The same by a name that means it for any length."""
+    trained = loaded.plan.max_position_embeddings
+    if candidate.relative is not None:
+        return replace(candidate, name=spelled(candidate.relative))
+    return (
+        candidate if trained is None else replace(candidate, name=with_factor(candidate, default_factor(trained, to)))
+    )
+
+
+def _require_fields(summary: dict[str, Any]) -> None:
+    """Raise TypeError, KeyError or the like where what is asked for further on is not there, or of another kind."""
+    to, scalings = summary["to"], summary["scalings"]
+    said = summary["recommendation"]["name"], *(scaling["name"] for scaling in scalings)
+    lengths = to, *(s["holds_to"] for s in scalings if s["holds_to"] is not None)
+    if not all(isinstance(name, str) for name in said):
+        raise TypeError("a name is no text")
+    if not all(isinstance(length, int) and not isinstance(length, bool) for length in lengths):
+        raise TypeError("a length is no whole number")
+    for scaling in scalings:
+        len(scaling["bands"]), verdict.recall_at(scaling, to)
 
 
 def _said(name: str) -> str:

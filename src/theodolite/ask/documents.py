@@ -98,7 +98,7 @@ def read_document(path: str | os.PathLike[str], *, encoding: str | None = None) 
         ImportError: what reads this format is not installed; the message says how to install it.
     """
     source = os.fspath(path)
-    if source in _books():
+    if source in books():
         book = resources.files("theodolite").joinpath("texts", f"{source}.txt")
         return Document(name=source, text=newlines(book.read_text(encoding="utf-8")))
     data = _content(source)
@@ -156,13 +156,13 @@ def _content(source: str) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         raise ValueError(
-            f"document: no file {source!r}; give a file of text, Markdown, HTML or PDF, or one of {', '.join(_books())}"
+            f"document: no file {source!r}; give a file of text, Markdown, HTML or PDF, or one of {', '.join(books())}"
         ) from None
     except OSError as error:
         raise ValueError(f"document: {source!r} cannot be read: {error.strerror}") from None
 
 
-def _books() -> tuple[str, ...]:
+def books() -> tuple[str, ...]:
     """The books of the package: `theodolite.survey` has their names too, and takes seconds to import."""
     folder = resources.files("theodolite").joinpath("texts")
     return tuple(sorted(entry.name[:-4] for entry in folder.iterdir() if entry.name.endswith(".txt")))

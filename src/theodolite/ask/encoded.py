@@ -72,7 +72,9 @@ def decode(data: bytes, name: str, *, encoding: str | None = None, declared: str
         if not text.isascii():
             text.encode("utf-8")
     except UnicodeDecodeError as error:
-        hint = "give its encoding (encoding='cp1252', --encoding cp1252)" if encoding is None else "give another encoding"
+        hint = "give another encoding"
+        if encoding is None:
+            hint = "give its encoding (encoding='cp1252', --encoding cp1252)"
         raise ValueError(f"document: {name!r} is not {codec} (byte {error.start}); {hint}") from None
     except UnicodeError:
         raise ValueError(f"document: {name!r} is not {codec}; give another encoding") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from theodolite.models.attended import attended
 from theodolite.models.reader import Reader
 
 _PARAGRAPH = re.compile(r"\n[ \t]*\n\s*")
-_SENTENCE = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？])[」』”’）]*")
-_MOST, _LENGTH, _QUOTE = 200, 600, 280
+_END = re.compile(r"[.!?]+[\"'”’)\]]*(?=\s)|[。！？]+[」』”’）]*")
+_MOST, _FEWEST, _SHORTEST, _LENGTH, _QUOTE = 200, 20, 200, 600, 280
 # The first tokens of all take attention that is of nothing.
 _SINK = 8
 _HEADS = 5
@@ -52,7 +51,7 @@ def most_attended(
     median passage, in the heads that single it out most. The mean of all heads says little: most look nearby.
 
     Args:
-        reader: has read the documents, as `prompt` has them, and nothing after them.
+        reader: has read the documents, as `prompt` has them, and what is before all of `spoken`.
         spoken: ranges of `line` that attend, the question and the answer: what counts is the one that does so more.
         line: all tokens, from the prompt's first to the answer's last.
     """
@@ -74,24 +73,28 @@ def most_attended(
 def split(text: str, documents: int = 1) -> list[tuple[int, int]]:
     """Passages of a text, as ranges of characters without the white space around: paragraphs, joined or parted.
 
-    None is much longer than 600 characters, or than what makes 200 of all documents where they are of one length.
+    None is much longer than 600 characters (200 in a short text), or than what makes 200 of all documents where they
+    are of one length.
     """
-    longest = max(_LENGTH, len(text) * documents // _MOST)
+    size = len(text) * documents
+    longest = max(min(max(size // _FEWEST, _SHORTEST), _LENGTH), size // _MOST)
     passages: list[tuple[int, int]] = []
-    for start, end in _pieces(text, 0, len(text), _PARAGRAPH):
+    gaps = [at for match in _PARAGRAPH.finditer(text) for at in match.span()]
+    for start, end in _pieces(text, [0, *gaps, len(text)]):
         if passages and end - passages[-1][0] <= longest:
             passages[-1] = passages[-1][0], end
         elif end - start <= longest:
             passages.append((start, end))
         else:
-            passages += _joined(_pieces(text, start, end, _SENTENCE), longest)
+            passages += _joined(text, _sentences(text, start, end), longest)
     return passages
 
 
 def _runs(part: Part, documents: Sequence[Document]) -> list[Part]:
     """Of a passage what can be quoted: from each sentence on as many as a quotation may have."""
     index, begin, last = part
-    sentences = _joined(_pieces(documents[index].text, begin, last, _SENTENCE), 1)
+    text = documents[index].text
+    sentences = _joined(text, _sentences(text, begin, last), 1)
     runs = []
     for first, (start, end) in enumerate(sentences):
         for _, further in sentences[first + 1 :]:
@@ -104,9 +107,14 @@ def _runs(part: Part, documents: Sequence[Document]) -> list[Part]:
     return runs
 
 
-def _pieces(text: str, start: int, end: int, between: re.Pattern[str]) -> list[tuple[int, int]]:
-    """What stands between the matches of a pattern in a range of a text, without white space at the ends."""
-    edges = [start, *(at for match in between.finditer(text, start, end) for at in match.span()), end]
+def _sentences(text: str, start: int, end: int) -> list[tuple[int, int]]:
+    """The sentences of a range of a text, with the marks that close them."""
+    ends = [match.end() for match in _END.finditer(text, start, end)]
+    return _pieces(text, [start, *(at for cut in ends for at in (cut, cut)), end])
+
+
+def _pieces(text: str, edges: Sequence[int]) -> list[tuple[int, int]]:
+    """What stands between the edges, two by two, without white space at the ends."""
     pieces = []
     for a, b in zip(edges[::2], edges[1::2], strict=True):
         words = text[a:b]
@@ -115,7 +123,7 @@ def _pieces(text: str, start: int, end: int, between: re.Pattern[str]) -> list[t
     return pieces
 
 
-def _joined(pieces: list[tuple[int, int]], longest: int) -> list[tuple[int, int]]:
+def _joined(text: str, pieces: list[tuple[int, int]], longest: int) -> list[tuple[int, int]]:
     """Neighbours in one as long as they fit; what is far too long by itself is cut."""
     joined: list[tuple[int, int]] = []
     for start, end in pieces:
@@ -123,7 +131,8 @@ def _joined(pieces: list[tuple[int, int]], longest: int) -> list[tuple[int, int]
             joined[-1] = joined[-1][0], end
             continue
         room = max(longest, _LENGTH)
-        joined += [(at, min(at + room, end)) for at in range(start, end, room)]
+        for at in range(start, end, room):
+            joined += _pieces(text, [at, min(at + room, end)])
     return joined
 
 
@@ -138,14 +147,13 @@ def _scores(
     for part in parts:
         tokens = prompt.token_range(*part)
         ranges.append(slice(max(tokens.start, _SINK), tokens.stop))
-    begin = prompt.document.stop
-    said = torch.tensor(line[begin:])
-    weights = attended(reader, said, torch.arange(begin, len(line)), ranges)
-    total = torch.full((len(parts),), -math.inf)
-    for start, stop in spoken:
-        if start == stop:
-            continue
-        size = weights[:, :, start - begin : stop - begin].square().mean(2).flatten(0, 1)
-        above = size - size.median(dim=-1, keepdim=True).values
-        total = torch.maximum(total, above.topk(min(_HEADS, len(above)), dim=0).values.mean(0))
-    return total
+    begin = reader.length
+    said = [slice(start - begin, stop - begin) for start, stop in spoken if start < stop]
+
+    def sizes(weights: Tensor) -> Tensor:
+        return torch.stack([weights[:, rows].square().mean(1) for rows in said])
+
+    # (layers, 1 or 2, heads, parts): of all heads of all layers those that single a passage out.
+    size = attended(reader, torch.tensor(line[begin:]), torch.arange(begin, len(line)), ranges, reduced=sizes)
+    above = (size - size.median(dim=-1, keepdim=True).values).transpose(0, 1).flatten(1, 2)
+    return above.topk(min(_HEADS, above.shape[1]), dim=1).values.mean(1).amax(0)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import re
+import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 from transformers import TextStreamer
 
 from theodolite.ask.documents import Document
 from theodolite.ask.passages import Passage, most_attended
 from theodolite.ask.prompt import Prompt, Turn, build_prompt
-from theodolite.models import patched
-from theodolite.models.decode import decode, stop_tokens
+from theodolite.models import LoadError, patched
+from theodolite.models.decode import decode, require_temperature, stop_tokens
 from theodolite.models.kept import fill_prefix, prefix_tensors, read_kept, write_kept
 from theodolite.models.load import LoadedModel
 from theodolite.models.reader import Reader
@@ -27,8 +29,6 @@ from theodolite.survey.bench import positions_digest
 from theodolite.survey.scalings import Candidate
 
 _WHAT = "a saved reading of documents"
-# What a model thought before it answered is not part of the conversation: templates leave it out too.
-_THOUGHT = re.compile(r"<think>.*?(</think>|$)", re.DOTALL)
 
 Progress = Callable[[int], None]
 
@@ -59,6 +59,10 @@ class Session:
         self, loaded: LoadedModel, documents: Sequence[Document], *, candidate: Candidate | None = None, room: int
     ) -> None:
         candidate = candidate or Candidate(name="none", plan=loaded.plan)
+        if not isinstance(candidate, Candidate):
+            raise ValueError(f"candidate: got a {type(candidate).__name__}; give a Candidate(name=..., plan=...)")
+        if not all(isinstance(document, Document) for document in documents):
+            raise ValueError("documents: give Documents, as read_document has them")
         self.loaded, self.documents, self.room = loaded, tuple(documents), room
         self.plan, self.relative = candidate.plan.at_length(room), candidate.relative
         self.reader = Reader(loaded.model, self.plan, capacity=room, relative=self.relative)
@@ -67,7 +71,7 @@ class Session:
         self._line: list[int] = []
         self._changes = ExitStack()
         self._encoded: dict[Any, Any] = {}
-        self._prompt = self._prompt_of("?")
+        self._prompt = self.prompt("?")
         require_room(self._prompt, room)
 
     def __enter__(self) -> Session:
@@ -109,6 +113,8 @@ class Session:
     ) -> Answer:
         """Ask; what was asked and answered before is part of the conversation.
 
+        A tokenizer that does not tell which characters its tokens hold gives no passages.
+
         Args:
             count: the most tokens of the answer.
             temperature: 0 takes the most likely token each time, as `generate(do_sample=False)` of transformers does.
@@ -120,7 +126,11 @@ class Session:
         Raises:
             ValueError: an empty question, or a conversation that does not fit the room.
         """
-        prompt = self._prompt_of(question)
+        require_temperature(temperature)
+        for name, number, least in (("count", count, 1), ("passages", passages, 0)):
+            if number < least:
+                raise ValueError(f"{name}: got {number}; give at least {least}")
+        prompt = self.prompt(question)
         if len(prompt.tokens) + count > self.room:
             raise ValueError(
                 f"room: {len(prompt.tokens):,} tokens of documents and conversation and {count:,} of an answer are "
@@ -139,15 +149,17 @@ class Session:
             streamer.put(torch.tensor([token]))
         streamer.end()
         text = self.loaded.tokenizer.decode(written, skip_special_tokens=True)
-        self.turns.append(Turn(question, _THOUGHT.sub("", text).strip() or "…"))
-        found = self._passages(prompt, written, passages) if passages else []
+        self.turns.append(Turn(question, _said(text) or "…"))
+        told_places = all(offsets is not None for offsets in prompt.offsets)
+        found = self._passages(prompt, written, passages) if passages and told_places else []
         return Answer(text=text, tokens=written, passages=found)
 
     def fits(self, question: str, count: int) -> bool:
         """Whether there is room for a question and `count` tokens of its answer after the conversation so far."""
-        return len(self._prompt_of(question).tokens) + count <= self.room
+        return len(self.prompt(question).tokens) + count <= self.room
 
-    def _prompt_of(self, question: str) -> Prompt:
+    def prompt(self, question: str) -> Prompt:
+        """What the model is given for a question after the conversation so far; `tokens` are all that it reads."""
         turns = [*self.turns, Turn(question)]
         return build_prompt(self.loaded.tokenizer, self.documents, turns, memory=self._encoded)
 
@@ -157,9 +169,11 @@ class Session:
 
     def save(self, path: str | Path) -> None:
         """Write what was read of the documents, for `resume`; complete or not at all."""
-        read = self.read
+        line, own = self._line[: self.reader.length], self._prompt.tokens[: self.document_tokens]
+        # A template may begin otherwise for a conversation: what it changed is not kept.
+        read = _common(line, own)
         tensors = prefix_tensors(self.reader.prefix, len(self.plan.layers), read)
-        write_kept(path, _WHAT, tensors, self._identity(), read=read)
+        write_kept(path, _WHAT, tensors, self._identity(), read=read, room=self.room)
 
     def resume(self, path: str | Path) -> None:
         """Take what `save` wrote for the same model, plan and text as read.
@@ -168,7 +182,9 @@ class Session:
             LoadError: no such file, or one of another model, plan or text.
         """
         tensors, state = read_kept(path, _WHAT, self._identity())
-        read = min(int(state["read"]), self.document_tokens)
+        read = state.get("read")
+        if not isinstance(read, int) or not 0 <= read <= self.document_tokens:
+            raise LoadError(f"{path}: it is not as it was written; delete it")
         self.reader.forget()
         fill_prefix(self.reader.prefix, tensors, torch.arange(read), len(self.plan.layers), path, self.loaded.model)
         self._line = self._prompt.tokens[:read]
@@ -176,9 +192,7 @@ class Session:
     def _feed(self, tokens: list[int], progress: Progress) -> Tensor | None:
         """Read `tokens` (as far as they are not read yet) after what they have in common with what was read."""
         line = self._line[: self.reader.length]
-        common = next(
-            (i for i, (a, b) in enumerate(zip(line, tokens, strict=False)) if a != b), min(len(line), len(tokens))
-        )
+        common = _common(line, tokens)
         if common == len(tokens):
             # Of these the last one's logits are wanted, unless it is the documents alone.
             if len(tokens) == self.document_tokens:
@@ -199,7 +213,7 @@ class Session:
         asked, line = len(prompt.tokens), [*prompt.tokens, *written]
         # What chose the answer's tokens are the ones before them.
         spoken = [(prompt.question.start, prompt.question.stop), (asked - 1, len(line) - 1)]
-        with self.reader.as_of(self.document_tokens):
+        with self.reader.as_of(prompt.question.start):
             return most_attended(self.reader, self.documents, prompt, spoken, line, count=count)
 
     def _identity(self) -> dict[str, Any]:
@@ -211,6 +225,27 @@ class Session:
             "map of distances": repr(self.relative),
             "text": hashlib.sha256(tokens.numpy().tobytes()).hexdigest(),
         }
+
+
+def kept_room(path: str | Path) -> int | None:
+    """The room of the session that wrote a file, or None where it cannot be told."""
+    try:
+        with safe_open(str(path), framework="pt", device="cpu") as file:
+            room = json.loads((file.metadata() or {})["theodolite"])["state"]["room"]
+    except Exception:
+        # Whoever resumes from it is told what is wrong.
+        return None
+    return room if isinstance(room, int) else None
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two lines begin with alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def _said(text: str) -> str:
+    """An answer without what was thought before it, which templates leave out of a conversation too."""
+    return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 
 def require_room(prompt: Prompt, room: int) -> None:

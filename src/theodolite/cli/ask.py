@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import re
+import shutil
+import signal
 import sys
+import textwrap
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +20,7 @@ from theodolite.cli.loading import load_within_memory, loading_errors, require_p
 
 if TYPE_CHECKING:
     from theodolite.ask.choice import Choice
+    from theodolite.ask.documents import Document
     from theodolite.ask.prompt import Prompt
     from theodolite.ask.session import Answer, Session
     from theodolite.cli.progress import Progress
@@ -23,16 +31,19 @@ _EXAMPLES = """examples:
   theodolite ask notes/*.md --chat --model Qwen/Qwen3-0.6B --save-cache notes.cache
   theodolite ask moby-dick "Who is Queequeg?" --scaling yarn:4 --json
 
-The answer goes to the standard output, all else that is said to the standard error.
+The answer and the passages go to the standard output (--passages 0: the answer alone), all else to the standard error.
 """
 # Answers that a conversation has room for.
 _CONVERSATION = 8
+# All but newline and tab; and what sets the direction of writing.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def add_parser(verbs: Any) -> None:
     """Add the verb and its options."""
     parser = verbs.add_parser(
         "ask",
+        usage="%(prog)s [options] DOCUMENT... QUESTION\n       %(prog)s [options] --chat DOCUMENT... [QUESTION]",
         help="ask a local model about long documents, and see which passages it looked at",
         description="Read documents with a local model, further than it was trained if need be, and answer questions "
         "about them.",
@@ -95,6 +106,7 @@ def run(options: argparse.Namespace) -> int:
     # What can be told without the model is told before it is loaded.
     require_known(options.scaling or "")
     documents = [read_document(source, encoding=options.encoding) for source in sources]
+    documents = _told_apart(documents, sources)
     with Progress(stderr=True) as progress:
         for document in documents:
             for note in document.notes:
@@ -102,30 +114,64 @@ def run(options: argparse.Namespace) -> int:
         loaded = load_within_memory(options.model, options.dtype, options.device, progress)
         prompt = build_prompt(loaded.tokenizer, documents, [Turn(question or "?")])
         needed = len(prompt.tokens)
-        room = needed + options.max_tokens * (_CONVERSATION if options.chat else 1)
-        progress.finished(f"{loaded.name}: {needed:,} tokens of {', '.join(document.name for document in documents)}")
+        room = _room(options, needed, loaded.plan.max_position_embeddings)
+        named = ", ".join(document.name for document in documents)
+        progress.finished(f"{loaded.name}: {needed:,} tokens, {named} and what is asked of it")
         choice = _choose(options, loaded, prompt, room, progress)
         progress.finished(f"reading {choice.why}")
         _require_memory(loaded, choice, room)
         session = Session(loaded, documents, candidate=choice.candidate, room=room)
         with session:
             _read(session, options.save_cache, progress)
-            for number, asked in enumerate(_questions(question, options.chat)):
-                _answer(session, asked, options, progress, choice, first=number == 0)
+            for asked in _questions(question, options.chat):
+                _answer(session, asked, options, progress, choice)
     return 0
 
 
+def _told_apart(documents: list[Document], sources: list[str]) -> list[Document]:
+    """Documents of one name in several folders by their paths."""
+    names = [document.name for document in documents]
+    return [
+        replace(document, name=_printable(_whole(source))) if names.count(document.name) > 1 else document
+        for document, source in zip(documents, sources, strict=True)
+    ]
+
+
 def _require_in_range(options: argparse.Namespace) -> None:
-    for name, least in (("max_tokens", 1), ("passages", 0), ("temperature", 0)):
+    for name, least in (("max_tokens", 1), ("passages", 0), ("seed", 0)):
         value = getattr(options, name)
-        if not value >= least:
-            raise ValueError(f"{name.replace('_', '-')}: got {value}; give at least {least}")
+        if not least <= value < 2**63:
+            raise ValueError(f"{name.replace('_', '-')}: got {value}; give a whole number of at least {least}")
+    if options.temperature != 0 and not 0.001 <= options.temperature < math.inf:
+        raise ValueError(f"temperature: got {options.temperature}; give 0, or a number of at least 0.001")
+    folder = options.save_cache and options.save_cache.resolve()
+    if folder and (folder.is_dir() or not folder.parent.is_dir()):
+        raise ValueError(f"save-cache: {str(options.save_cache)!r} is no file in a folder that exists")
+
+
+def _room(options: argparse.Namespace, needed: int, trained: int | None) -> int:
+    """How many tokens there will be at most, questions and answers included."""
+    from theodolite.ask.session import kept_room
+
+    count: int = options.max_tokens
+    once = needed + count
+    kept = kept_room(options.save_cache) if options.save_cache and options.save_cache.exists() else None
+    if kept is not None and kept >= once:
+        # Frequencies and maps that follow the length are those that were kept.
+        return kept
+    if not options.chat:
+        return once
+    room = needed + count * _CONVERSATION
+    # A conversation begins anew before it goes where the model was not trained.
+    return min(room, trained) if trained is not None and once <= trained else room
 
 
 def _given(words: list[str], chat: bool) -> tuple[list[str], str | None]:
     """The documents, and the question; None where a chat begins without one."""
     *sources, last = words
-    is_file = Path(last).exists()
+    if not last.strip():
+        raise ValueError("question: it is empty; put a question after the documents, in quotation marks")
+    is_file = _is_document(last)
     if chat and (is_file or not sources):
         return words, None
     if is_file:
@@ -137,9 +183,27 @@ def _given(words: list[str], chat: bool) -> tuple[list[str], str | None]:
         raise ValueError(
             f"documents: got the question {last!r} and no document to ask about; give files before it, or moby-dick"
         )
-    if not last.strip():
-        raise ValueError("question: it is empty; put a question after the documents, in quotation marks")
-    return sources, last
+    return sources, _whole(last)
+
+
+def _is_document(word: str) -> bool:
+    from theodolite.ask.documents import books
+
+    try:
+        return word in books() or Path(word).exists()
+    except (OSError, ValueError):
+        # Longer than a name can be, or with a character that none can have.
+        return False
+
+
+def _whole(text: str) -> str:
+    """Text without bytes that are no UTF-8, as a terminal or a pipe may give them."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _printable(text: str) -> str:
+    """Text that does nothing to a terminal: a document may hold what clears its screen or turns its writing round."""
+    return _CONTROL.sub("\ufffd", text)
 
 
 def _choose(options: argparse.Namespace, loaded: LoadedModel, prompt: Prompt, room: int, progress: Progress) -> Choice:
@@ -167,7 +231,7 @@ def _choose(options: argparse.Namespace, loaded: LoadedModel, prompt: Prompt, ro
         if (found := choice.from_survey(loaded, summary, room)) is not None:
             return found
         progress.finished(f"nothing in the survey holds to {room:,}")
-    return choice.by_reach(loaded, torch.tensor(prompt.tokens[: prompt.document.stop]), progress)
+    return choice.by_reach(loaded, torch.tensor(prompt.tokens[: prompt.document.stop]), room, progress)
 
 
 def _require_memory(loaded: LoadedModel, choice: Choice, room: int) -> None:
@@ -200,9 +264,22 @@ def _read(session: Session, path: Path | None, progress: Progress) -> None:
         session.read_documents(told)
     finally:
         if path is not None and session.read > before:
-            session.save(path)
-            progress.finished(f"kept in {path}: {session.read:,} tokens")
+            _keep(session, path, progress)
     progress.finished(f"read {session.document_tokens:,} tokens")
+
+
+def _keep(session: Session, path: Path, progress: Progress) -> None:
+    """Write what was read; a second Ctrl-C waits for it, and a full disk costs no answer."""
+    waits = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if waits else None
+    try:
+        session.save(path)
+        progress.finished(f"kept in {path}: {session.read:,} tokens")
+    except OSError as error:
+        progress.finished(f"not kept: {error}")
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
 
 
 def _questions(first: str | None, chat: bool) -> Iterator[str]:
@@ -211,7 +288,7 @@ def _questions(first: str | None, chat: bool) -> Iterator[str]:
     while chat:
         if sys.stdin.isatty():
             print("\n> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
+        line = _whole(sys.stdin.readline())
         if not line.strip():
             return
         yield line.strip()
@@ -223,17 +300,18 @@ def _answer(
     options: argparse.Namespace,
     progress: Progress,
     choice: Choice,
-    *,
-    first: bool,
 ) -> None:
     def told(text: str) -> None:
         progress.hide()
         if not options.json:
-            print(text, end="", flush=True)
+            print(_printable(text), end="", flush=True)
 
-    if not session.fits(question, options.max_tokens):
+    if not session.fits(question, options.max_tokens) and session.turns:
         progress.finished("the conversation is full; a new one about the same documents begins")
         session.forget_conversation()
+    if not session.fits(question, options.max_tokens) and options.chat:
+        progress.finished(f"this question is too long: with it and an answer there is room for {session.room:,} tokens")
+        return
     try:
         answer = session.answer(
             question,
@@ -247,7 +325,7 @@ def _answer(
         if not options.chat:
             raise
         # The answer is broken off, not the conversation.
-        print(flush=True)
+        print(file=sys.stderr if options.json else sys.stdout, flush=True)
         return
     if options.json:
         print(json.dumps(_as_json(session, question, answer, choice), ensure_ascii=False), flush=True)
@@ -257,10 +335,14 @@ def _answer(
 
 
 def _quote(answer: Answer) -> None:
+    # A file has a passage on one line.
+    width = shutil.get_terminal_size((100, 24)).columns - 5 if sys.stdout.isatty() else 10**6
     if answer.passages:
         print("\nMost attended to:")
     for number, passage in enumerate(answer.passages, start=1):
-        print(f"  {number}. {passage.name}, {passage.place}: “{passage.text}”", flush=True)
+        quoted = f"{passage.name}, {passage.place}: “{passage.text}”"
+        lines = textwrap.wrap(_printable(quoted), width, break_long_words=False, break_on_hyphens=False)
+        print("\n".join([f"  {number}. {lines[0]}", *(f"     {line}" for line in lines[1:])]), flush=True)
 
 
 def _as_json(session: Session, question: str, answer: Answer, choice: Choice) -> dict[str, Any]:

@@ -29,8 +29,9 @@ class Progress:
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:>3.0f} %"),
             TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("so far,"),
             TimeRemainingColumn(),
+            TextColumn("left:"),
             TextColumn("{task.description}"),
         )
         self._bar: Any = Bar(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)

@@ -6,7 +6,7 @@ no weight of a single token is kept, and windows and mapped distances are those 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from theodolite.models.reader import Reader
 class _Marking(Attends):
     """Attention as it is, and beside it that over the marks."""
 
-    def __init__(self, feed: Attends, marked: Attends, parts: int) -> None:
-        self.feed, self.marked, self.parts = feed, marked, parts
+    def __init__(self, feed: Attends, marked: Attends, parts: int, reduced: Callable[[Tensor], Tensor]) -> None:
+        self.feed, self.marked, self.parts, self.reduced = feed, marked, parts, reduced
         self.sums: list[Tensor] = []
         self._piece: Piece | None = None
 
@@ -34,20 +34,28 @@ class _Marking(Attends):
 
     def finished(self, piece: Piece, sinks: Tensor | None) -> Tensor:
         assert self._piece is not None
-        self.sums.append(self.marked.finished(self._piece, sinks)[0].float().cpu())
+        self.sums.append(self.reduced(self.marked.finished(self._piece, sinks)[0].float()).cpu())
         return self.feed.finished(piece, sinks)
 
 
-def attended(reader: Reader, tokens: Tensor, positions: Tensor, parts: Sequence[slice]) -> Tensor:
+def attended(
+    reader: Reader,
+    tokens: Tensor,
+    positions: Tensor,
+    parts: Sequence[slice],
+    *,
+    reduced: Callable[[Tensor], Tensor] = lambda weights: weights,
+) -> Tensor:
     """Weights of `tokens` (S,) at `positions` (S,), as if they came next, on parts of what `reader` has read.
 
     They leave no trace, and see each other too: the weights on what was read sum to less than 1.
 
     Args:
         parts: P ranges of the tokens read, none in two of them.
+        reduced: what is kept of the weights (H, S, P) of a layer.
 
     Returns:
-        (layers, H, S, P) float32 on the CPU.
+        (layers, H, S, P) float32 on the CPU, or what `reduced` leaves.
     """
     if not reader.length:
         raise ValueError("parts: nothing was read that they could be parts of")
@@ -56,6 +64,6 @@ def attended(reader: Reader, tokens: Tensor, positions: Tensor, parts: Sequence[
         marks[part, number] = 1
     at = positions[None]
     marked = reader.feed(at, writing=False, prefix=reader.prefix.with_values(marks.to(reader.model.device)))
-    feed = _Marking(reader.feed(at, writing=False), marked, len(parts))
+    feed = _Marking(reader.feed(at, writing=False), marked, len(parts), reduced)
     reader.forward(feed, tokens[None], at, keep=1)
     return torch.stack(feed.sums)

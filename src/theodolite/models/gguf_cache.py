@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from theodolite.models.errors import LoadError, refusing
-from theodolite.models.gguf_header import Header
 from theodolite.models.gguf_positions import restate
 from theodolite.models.quiet import quiet
 from theodolite.models.source import Source, checked_header, fingerprint
 from theodolite.models.weights import require_numbers, require_weights
+from theodolite.plan.gguf_header import Header
 
 # Part of the key: raise it when the conversion itself changes.
 _FORMAT = 2

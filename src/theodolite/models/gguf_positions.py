@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from theodolite.models.errors import LoadError
-from theodolite.models.gguf_header import Header, read_header
 from theodolite.plan import LayerPlan, PlanError
 from theodolite.plan.gguf import DIVISOR_TENSORS, read_file
+from theodolite.plan.gguf_header import Header, read_header
 from theodolite.plan.huggingface import read_config, write_config
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -24,12 +27,18 @@ def write_kept(path: str | Path, what: str, tensors: dict[str, Tensor], identity
     Args:
         what: the kind of thing, in a few words: "a saved stream".
     """
-    path = Path(path)
-    said = json.dumps({"format": _FORMAT, "what": what, "identity": identity, "state": state})
+    # Where a link leads to, which is not replaced itself.
+    path = Path(os.path.realpath(path))
+    # Of their own: a view would be refused, or written with the whole buffer that it looks at.
+    whole = {name: x.contiguous() for name, x in tensors.items()}
+    entry = {"format": _FORMAT, "what": what, "identity": identity, "state": state}
+    said = json.dumps({**entry, "digest": _digest(entry, whole)})
     partial = path.with_name(f".{os.getpid()}.{path.name}")
     try:
-        # Of their own: a view would be refused, or written with the whole buffer that it looks at.
-        save_file({name: x.contiguous() for name, x in tensors.items()}, partial, metadata={_ENTRY: said})
+        try:
+            save_file(whole, partial, metadata={_ENTRY: said})
+        except SafetensorError as error:
+            raise OSError(f"{path} cannot be written: {error}") from error
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -49,13 +58,18 @@ def read_kept(path: str | Path, what: str, identity: dict[str, Any]) -> tuple[di
             if said["format"] != _FORMAT or said["what"] != what:
                 raise LoadError(f"{path}: it is no {what.removeprefix('a ')} of this version")
             for name, mine in identity.items():
-                if said["identity"].get(name) != mine:
-                    theirs = said["identity"].get(name)
-                    raise LoadError(f"{path}: its {name} is {_short(theirs)}; what is asked for has {_short(mine)}")
-            return {name: file.get_tensor(name) for name in file.keys()}, said["state"]  # noqa: SIM118
+                theirs = said["identity"].get(name)
+                if theirs != mine:
+                    shown = f": {theirs!r}, and what is asked for has {mine!r}" if _is_short(theirs, mine) else ""
+                    raise LoadError(f"{path}: it is of another {name}{shown}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            digest = said.pop("digest")
+            if digest != _digest(said, tensors):
+                raise LoadError(f"{path}: it is not as it was written; delete it")
+            return tensors, dict(said["state"])
     except FileNotFoundError:
         raise LoadError(f"{path}: there is no such file") from None
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LoadError(f"{path}: it cannot be read as {what}: {error}") from error
 
 
@@ -94,6 +108,15 @@ def fill_prefix(
     prefix.advance(positions)
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 300 else f"{text[:296]} ..."
+def _digest(entry: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    """Of all that a file holds."""
+    digest = hashlib.sha256(json.dumps(entry, sort_keys=True).encode())
+    for name, x in sorted(tensors.items()):
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
+        digest.update(x.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _is_short(*values: Any) -> bool:
+    """Whether a reader can make something of them: a hash and a whole plan say nothing."""
+    return not any(len(repr(value)) > 60 or re.fullmatch("[0-9a-f]{16,}", str(value)) for value in values)

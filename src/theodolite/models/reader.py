@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -25,6 +26,10 @@ from theodolite.positions.relative import RelativeMap
 
 _LOGITS_BYTES = 400_000_000
 _SCORE_ROWS = 128
+
+
+# Of each model the reader that was opened last: it stands behind the model's attention.
+_OPEN: WeakKeyDictionary[Any, Reader] = WeakKeyDictionary()
 
 
 class Scores(NamedTuple):
@@ -100,14 +105,19 @@ class Reader:
         vocabulary = model.get_output_embeddings().weight.shape[0]
         self.chunk = chunk or max(64, min(1024, _LOGITS_BYTES // (6 * vocabulary)))
         self._changes: ExitStack | None = None
+        self._outer: Reader | None = None
 
     def __enter__(self) -> Reader:
+        if self._changes is not None:
+            raise RuntimeError("this reader is open already")
         require_causal_attention(self.model, self.plan)
         with ExitStack() as changes:
             changes.enter_context(Borrowed(self.model, NAME))
             if self.relative is not None:
                 changes.enter_context(patched(self.model, bare(self.plan)))
             self._changes = changes.pop_all()
+        self._outer = _OPEN.get(self.model)
+        _OPEN[self.model] = self
         return self
 
     def __exit__(
@@ -116,6 +126,9 @@ class Reader:
         if self._changes is not None:
             self._changes.close()
             self._changes = None
+            _OPEN.pop(self.model, None)
+            if self._outer is not None:
+                _OPEN[self.model] = self._outer
 
     @property
     def length(self) -> int:
@@ -199,6 +212,8 @@ class Reader:
         """One call of the model: tokens and positions (B, S) in, logits (B, S or `keep`, V) out."""
         if self._changes is None:
             raise RuntimeError("the model attends as it does by itself; read inside of `with` alone")
+        if _OPEN.get(self.model) is not self:
+            raise RuntimeError("another reader is open on this model, perhaps with another plan; close it first")
         device = self.model.device
         outer = FEED.set(feed)
         try:

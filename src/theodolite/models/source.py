@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from theodolite.models.errors import LoadError
-from theodolite.models.gguf_header import Header, read_header
 from theodolite.models.hub import count_hub_parameters
 from theodolite.models.json_object import parse_object
 from theodolite.models.safetensors_header import count_parameters
+from theodolite.plan.gguf_header import Header, read_header
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _DEFAULT_HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
