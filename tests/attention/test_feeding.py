@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from theodolite.attention import Attention, Cache
 from theodolite.encodings import ALiBi, CoPE, Fire, ForgettingGate, Kerple, LogN, Policy, RotaryEmbedding, T5Bias, XPos
 from theodolite.plan import DynamicNTK, LongRoPE, Mask, Rotary, YaRN, YaRNByLength
+from theodolite.positions import AttentionSinks, ReRoPE
 
 HEADS, KEY_HEADS, DIM, WIDTH, TOKENS = 4, 2, 8, 16, 41
 SCALED = {"factor": 4, "original_max_position_embeddings": 16}
@@ -195,6 +196,52 @@ class TestDrafts:
             ValueError, match=r"length: got 17 for row 0, whose keys up to position 12 are gone .* margin"
         ):
             cache.truncate(17)
+
+    @pytest.mark.parametrize("sinks", [0, 3])
+    def test_back_to_the_sinks_and_on(self, sinks):
+        module, x, at = attention_of("rope", Mask()), inputs(1), torch.arange(TOKENS)
+        distance = at[:, None] - at
+        whole = module(x, at, visible=((distance < 4) | (at < sinks))[None])
+        cache = Cache(window=4, sinks=sinks)
+        for back in range(sinks + 1):
+            while len(cache) == 0 or int(cache.seen) < 20:
+                now = slice(0 if cache.seen is None else int(cache.seen), 20)
+                assert apart(module(x[:, now], at[now], cache=cache), whole[:, now]) < 1e-9
+            for lost in (sinks + 1, 16):
+                with pytest.raises(ValueError, match="are gone from a window of 4"):
+                    cache.truncate(lost)
+            cache.truncate(back)
+            assert len(cache) == back
+
+
+class TestWhatALayerSees:
+    """A cache that drops what a layer's mask or map shows would change its output, and is refused."""
+
+    @pytest.mark.parametrize(
+        ("mask", "relative", "options", "words"),
+        [
+            (Mask(sliding_window=8), None, {"window": 7}, "its window of 7 drops keys that Mask"),
+            (Mask(chunk=8), None, {"window": 7}, "its window of 7 drops keys that Mask"),
+            (Mask(sliding_window=8), None, {"window": 8, "sinks": 2}, "hides the 2 sinks"),
+            (Mask(), AttentionSinks(window=8, sinks=2), {"window": 7, "sinks": 2}, "drop keys that AttentionSinks"),
+            (Mask(), AttentionSinks(window=8, sinks=2), {"window": 8}, "drop keys that AttentionSinks"),
+            (Mask(), ReRoPE(window=8), {"window": 20}, "shows all keys, and a window drops some"),
+        ],
+    )
+    def test_refused(self, mask, relative, options, words):
+        module, x, at = attention_of("rope", mask), inputs(2), torch.arange(TOKENS)
+        module.relative = relative
+        with pytest.raises(ValueError, match=words):
+            module(x, at, cache=Cache(turned=False, **options))
+
+    def test_sinks_by_a_map(self):
+        module, x, at = attention_of("rope", Mask()), inputs(2), torch.arange(TOKENS)
+        module.relative = AttentionSinks(window=8, sinks=2)
+        whole, cache = module(x, at), Cache(turned=False, window=8, sinks=2)
+        for start in range(0, TOKENS, 5):
+            now = slice(start, start + 5)
+            assert apart(module(x[:, now], at[now], cache=cache), whole[:, now]) < 1e-9
+        assert len(cache) == 9
 
 
 class TestFrequencies:

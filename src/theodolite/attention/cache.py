@@ -16,7 +16,10 @@ from theodolite.encodings.rotate.lengths import Lengths
 from theodolite.encodings.rotate.rerotation import rerotate
 from theodolite.encodings.rotate.rotary import RotaryEmbedding
 from theodolite.encodings.shared import SharedTables
+from theodolite.plan import Mask
+from theodolite.positions.attention_sinks import AttentionSinks
 from theodolite.positions.checks import require_count, require_integers, require_mask
+from theodolite.positions.relative import LMInfinite, RelativeMap
 
 _FIRST_ROOM = 64
 
@@ -119,6 +122,25 @@ class Cache:
             visible = visible & ((q - k < self.window) | (k < self.sinks))
         return None if bool(visible.all()) else visible
 
+    def require_sees(self, mask: Mask, relative: RelativeMap | None = None) -> None:
+        """Raise where a layer with this mask, or this map of distances, sees keys that a window drops, or hides sinks.
+
+        A layer that sees everything is let have a window: what it sees is then what the cache has.
+        """
+        if self.window is None:
+            return
+        if isinstance(relative, (AttentionSinks, LMInfinite)):
+            if self.window < relative.window or self.sinks < relative.sinks:
+                raise ValueError(
+                    f"cache: its window of {self.window} and {self.sinks} sinks drop keys that {relative} shows"
+                )
+        elif relative is not None:
+            raise ValueError(f"cache: {relative} shows all keys, and a window drops some; use Cache(turned=False)")
+        elif mask.reach is not None and self.window <= mask.reach:
+            raise ValueError(f"cache: its window of {self.window} drops keys that {mask} shows")
+        elif mask.reach is not None and self.sinks:
+            raise ValueError(f"cache: {mask} hides the {self.sinks} sinks; give a mask without a window, or no sinks")
+
     def append(
         self,
         policy: Policy,
@@ -212,7 +234,9 @@ class Cache:
             )
         limit = limit.expand(len(kept.k))
         if self._dropped is not None and self.window is not None:
-            lost = self._dropped > (limit - self.window).clamp(min=self.sinks - 1)
+            # Of what is taken back nothing is missed; of the rest what the next query sees.
+            before = torch.minimum(self._dropped, limit - 1)
+            lost = before > (limit - self.window).clamp(min=self.sinks - 1)
             if bool(lost.any()):
                 row = int(lost.nonzero()[0])
                 raise ValueError(
@@ -221,6 +245,7 @@ class Cache:
                     "many tokens as a draft has"
                 )
         self._keep(kept.real & (kept.positions < limit.unsqueeze(-1)))
+        self._dropped = None if self._dropped is None else torch.minimum(self._dropped, limit - 1)
 
     def move(self, by: int) -> None:
         """Let all tokens stand `by` further on: a prefix that is used again at another offset.

@@ -149,6 +149,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         if self.relative is not None and cache.turned:
             raise ValueError("cache: a map of distances turns each key by several positions; use Cache(turned=False)")
+        cache.require_sees(self.policy.mask, self.relative)
         bias, state = self.policy.bias, None
         if bias is not None and "k_state" in bias.reads:
             behind = real is None or not bool((real.bool().diff(dim=-1) & real.bool()[..., 1:]).any())
