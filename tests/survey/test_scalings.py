@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from theodolite.plan import NTK, DynamicNTK, Linear, Llama3, LongRoPE, ModelPlan, PlanError, Scaling, YaRN
-from theodolite.survey.scalings import AS_SHIPPED, Candidate, default_factor, parse_scalings, with_factor
+from theodolite.survey.maps import spelled
+from theodolite.survey.passages import LENGTH
+from theodolite.survey.scalings import AS_SHIPPED, Candidate, candidate_of, default_factor, parse_scalings, with_factor
 from theodolite.survey.settings import DEFAULT_SCALINGS
 
 from .plans import TRAINED, plan_of
@@ -229,3 +231,21 @@ class TestWithFactor:
         assert named == true
         again = parse_scalings(named, plan, to=2 * TRAINED)[-1]
         assert (again.plan, again.relative) == (candidate.plan, candidate.relative)
+
+
+class TestMapsThatMoveNothing:
+    """Below the length from which a map moves anything it is the model as shipped, and left out of a list by name."""
+
+    @pytest.mark.parametrize("name", ["self-extend", "rerope", "leaky-rerope", "sinks", "lm-infinite", "dca"])
+    def test_left_out(self, name: str) -> None:
+        plan, told = plan_of(), []
+        moves = candidate_of(name, plan, to=4 * TRAINED).relative
+        assert moves is not None
+        # From so many tokens on, the last of a passage among them.
+        first = next(n for n in range(1, 4 * TRAINED) if moves.largest_distance(n) < n - 1) - LENGTH
+        named = spelled(moves)
+        assert len(parse_scalings(named, plan, to=first - 1, tell=told.append)) == 1
+        assert told == [f"left out: {named}, which is the same as none: it moves no distance in {first - 1:,} tokens"]
+        assert len(parse_scalings(named, plan, to=first)) == 2
+        # Who names one alone means it.
+        assert candidate_of(named, plan, to=first - 1).relative == moves

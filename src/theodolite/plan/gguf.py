@@ -31,6 +31,7 @@ from theodolite.plan.errors import (
     require_whole,
 )
 from theodolite.plan.gguf_architectures import ARCHITECTURES, LOCAL_BASES, QUERY_SCALARS, UNROTATED, WINDOWED
+from theodolite.plan.gguf_header import read_header_and
 from theodolite.plan.huggingface import read_config
 from theodolite.plan.model import LayerPlan, ModelPlan
 from theodolite.plan.rotary import Rotary
@@ -43,21 +44,26 @@ def read_file(path: str | Path) -> ModelPlan:
     """The plan of a `.gguf` file. Only the metadata and the small tensors of divisors are read.
 
     Raises:
-        ImportError: the `gguf` package is missing; the message says how to install it.
-        PlanError: as `read_metadata`.
+        OSError: the file cannot be opened.
+        PlanError: the file is no GGUF file, or damaged; or as `read_metadata`.
+    """
+    keys, divisors = read_keys(path)
+    return read_metadata(keys, divisors=divisors, source=str(path))
+
+
+def read_keys(path: str | Path) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """The metadata of a `.gguf` file without its tokenizer's, and the tensors of divisors that it has.
+
+    Raises:
+        OSError: the file cannot be opened.
+        PlanError: the file is no GGUF file, or damaged.
     """
     try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise ImportError(f"reading {path} needs the gguf package: pip install 'theodolite[survey]'") from error
-    reader = GGUFReader(str(path))
-    keys = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
-    divisors = {
-        tensor.name: [float(value) for value in tensor.data.reshape(-1)]
-        for tensor in reader.tensors
-        if tensor.name in DIVISOR_TENSORS
-    }
-    return read_metadata(keys, divisors=divisors, source=str(path))
+        header, divisors = read_header_and(Path(path), DIVISOR_TENSORS)
+    except ValueError as error:
+        raise PlanError("GGUF", Path(path).name, str(error)) from error
+    keys = {**header.metadata, **header.lists}
+    return {name: value for name, value in keys.items() if not name.startswith("tokenizer.")}, divisors
 
 
 def read_metadata(

@@ -109,11 +109,16 @@ def parse_scalings(
                 raise
             tell(f"left out: {name}; {error.allowed}")
             continue
+        still = candidate.relative is not None and _moves_nothing(candidate.relative, to)
+        candidate = replace(candidate, relative=None) if still else candidate
         same = candidates.setdefault((candidate.plan, candidate.relative), candidate)
         if same.name != name:
-            windows = isinstance(made, RelativeMap) and candidate.relative is None
-            reason = ": all layers have windows of their own, whose distances a map leaves as they are"
-            tell(f"left out: {name}, which is the same as {same.name}{reason if windows else ''}")
+            reason = ""
+            if still:
+                reason = f": it moves no distance in {to:,} tokens"
+            elif isinstance(made, RelativeMap) and candidate.relative is None:
+                reason = ": all layers have windows of their own, whose distances a map leaves as they are"
+            tell(f"left out: {name}, which is the same as {same.name}{reason}")
         elif same is candidate and candidate.relative is not None:
             _tell_beyond(candidate, to, tell)
     return list(candidates.values())
@@ -129,7 +134,14 @@ def candidate_of(text: str, plan: ModelPlan, *, to: int, tell: Callable[[str], N
     """
     if not text.strip() or "," in text:
         raise PlanError("scaling", text, "give the name of one, for example yarn:2")
-    return replace(parse_scalings(text, plan, to=to, tell=tell)[-1], name=text.strip())
+    name = text.strip()
+    require_known(name)
+    if name == AS_SHIPPED:
+        return Candidate(name=name, plan=plan)
+    candidate = _candidate(name, _parse(name, plan, to), plan)
+    if candidate.relative is not None:
+        _tell_beyond(candidate, to, tell)
+    return candidate
 
 
 def with_factor(candidate: Candidate, factor: float) -> str:
@@ -146,6 +158,11 @@ def _candidate(name: str, made: Scaling | RelativeMap | None, plan: ModelPlan) -
         return Candidate(name=name, plan=plan.with_scaling(made))
     require_mappable(plan, name)
     return Candidate(name=name, plan=plan, relative=None if changes_nothing(plan) else made)
+
+
+def _moves_nothing(relative: RelativeMap, to: int) -> bool:
+    """Whether all distances in `to` tokens and a passage after them stay: the longest does, and maps only shorten."""
+    return relative.largest_distance(to + LENGTH) >= to + LENGTH - 1
 
 
 def _tell_beyond(candidate: Candidate, to: int, tell: Callable[[str], None]) -> None:

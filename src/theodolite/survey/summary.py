@@ -52,8 +52,9 @@ def summarize(instruments: Instruments, candidates: list[Candidate], measured: F
     recommendation = verdict.recommend(
         scalings, to=to, trained=trained, window=window, copies=measured.threshold is not None
     )
-    # The model as shipped is set up for what it holds to, and the text cut to that.
-    length = to if shipped["holds_to"] == to or recommendation["name"] != AS_SHIPPED else min(trained, to)
+    # The model as shipped is set up for what it holds to, and the text cut to that; never for less than it was trained.
+    holds = shipped["holds_to"] == to or recommendation["name"] != AS_SHIPPED
+    length = max(to, trained) if holds else trained
     return {
         "schema": SCHEMA,
         "theodolite": theodolite.__version__,

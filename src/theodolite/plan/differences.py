@@ -1,0 +1,74 @@
+"""Where two plans differ, field by field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from theodolite.plan.layer_json import embed_json, layer_json
+from theodolite.plan.model import ModelPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One field in which two plans differ.
+
+    Args:
+        layers: the layers in which they differ so; empty for what is said of the model as a whole.
+        field: its name, as the JSON of a plan has it.
+        one, other: the two values; of `inv_freq`, "largest ratio" and the pair where it is.
+    """
+
+    layers: tuple[int, ...]
+    field: str
+    one: Any
+    other: Any
+
+
+def differences(one: ModelPlan, other: ModelPlan) -> tuple[Difference, ...]:
+    """Where they differ: first what is said of the model, then of layers, those with the same difference together.
+
+    Frequencies are compared at the lengths that the models state. `kind` is a name and is compared as one.
+    """
+    found: list[Difference] = []
+    for field, get in (
+        ("model_type", lambda plan: plan.model_type),
+        ("max_position_embeddings", lambda plan: plan.max_position_embeddings),
+        ("embed", embed_json),
+        ("layers", lambda plan: len(plan.layers)),
+    ):
+        if get(one) != get(other):
+            found.append(Difference(layers=(), field=field, one=get(one), other=get(other)))
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    values: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+    for i, (mine, theirs) in enumerate(zip(one.layers, other.layers, strict=False)):
+        if mine == theirs and one.max_position_embeddings == other.max_position_embeddings:
+            continue
+        ours, yours = layer_json(mine, one.max_position_embeddings), layer_json(theirs, other.max_position_embeddings)
+        for field in ours:
+            if ours[field] == yours[field]:
+                continue
+            pair = (ours[field], yours[field])
+            if field == "inv_freq":
+                pair = _frequencies(*pair)
+            key = (field, repr(pair[0]), repr(pair[1]))
+            groups.setdefault(key, []).append(i)
+            values[key] = pair
+    found += [
+        Difference(layers=tuple(layers), field=key[0], one=values[key][0], other=values[key][1])
+        for key, layers in groups.items()
+    ]
+    return tuple(found)
+
+
+def _frequencies(one: list[float] | None, other: list[float] | None) -> tuple[Any, Any]:
+    """Two lists of frequencies, in a few words where both are there and equally long."""
+    if one is None or other is None or len(one) != len(other):
+        return tuple(None if given is None else f"{len(given)} pairs" for given in (one, other))  # type: ignore[return-value]
+    mine, theirs = np.asarray(one), np.asarray(other)
+    with np.errstate(all="ignore"):
+        apart = np.abs(np.log(mine) - np.log(theirs))
+    pair = int(np.nanargmax(np.where(np.isnan(apart), 0.0, apart)))
+    return f"pair {pair}: {float(mine[pair])!r}", f"pair {pair}: {float(theirs[pair])!r}"

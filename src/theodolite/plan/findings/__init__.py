@@ -1,0 +1,31 @@
+"""What is wrong with a model's positions, or read differently by others. What cannot be read at all is a PlanError."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from theodolite.plan.findings.dialect import dialect_findings
+from theodolite.plan.findings.finding import SEVERITIES, Finding, Severity
+from theodolite.plan.findings.formats import gguf_findings, params_findings
+from theodolite.plan.findings.layers import layer_findings
+from theodolite.plan.findings.scaling import scaling_findings
+from theodolite.plan.model import ModelPlan
+
+__all__ = ["SEVERITIES", "Finding", "Severity", "find"]
+
+_BY_SOURCE = {"config": dialect_findings, "gguf": gguf_findings, "params": params_findings}
+
+
+def find(plan: ModelPlan, raw: Mapping[str, Any] | None = None, *, source: str = "config") -> tuple[Finding, ...]:
+    """What is wrong with a plan, gravest first.
+
+    Args:
+        raw: the content of the file that the plan was read from, for what is about its dialect.
+        source: what `raw` is: "config" (transformers), "gguf" (metadata) or "params" (Meta's or Mistral's).
+    """
+    found = [*scaling_findings(plan), *layer_findings(plan)]
+    if raw is not None:
+        found += _BY_SOURCE[source](plan, raw)
+    # Layers may share a fault, and are told of it once.
+    return tuple(sorted(dict.fromkeys(found), key=lambda finding: SEVERITIES.index(finding.severity)))

@@ -1,0 +1,37 @@
+"""Findings about files that are no configs: the metadata of a GGUF, the params.json of Meta and Mistral."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from theodolite.plan.findings.finding import Finding
+from theodolite.plan.model import ModelPlan
+
+
+def gguf_findings(plan: ModelPlan, keys: Mapping[str, Any]) -> Iterator[Finding]:
+    """Of a GGUF's metadata."""
+    architecture = keys.get("general.architecture")
+    if plan.rotaries and keys.get(f"{architecture}.rope.freq_base") is None:
+        yield Finding(
+            severity="warning",
+            field=f"{architecture}.rope.freq_base",
+            message="no base is stated, and llama.cpp takes 10000; a model of another base repeats itself after a "
+            "thousand tokens",
+            fix="convert it again from a config that states the base, or give --rope-freq-base",
+            reference="ggml-org/llama.cpp#2773",
+        )
+
+
+def params_findings(plan: ModelPlan, params: Mapping[str, Any]) -> Iterator[Finding]:
+    """Of a params.json."""
+    if params.get("use_scaled_rope") and params.get("rope_scaling_factor") is None:
+        factor = next((getattr(rotary.scaling, "factor", None) for rotary in plan.rotaries), None)
+        yield Finding(
+            severity="warning",
+            field="use_scaled_rope",
+            message=f"the file does not state the factor; Meta's code has {factor:g} written into it, and the "
+            "config.json of Llama 3.2 1B and 3B has 32",
+            fix="compare with the config.json of the same model, and state rope_scaling_factor",
+            reference="meta-llama/llama-models#241",
+        )
