@@ -47,6 +47,12 @@ class TestDraw:
         made = sample.summary(names=names, passed=names) | {"recommendation": {"name": "dca", "why": "It holds."}}
         assert set(pictures.draw(made, tmp_path)) == ALL
 
+    def test_far_below_the_trained_length(self, tmp_path):
+        # A label at the trained length would stand far off the panel, and no layout holds it: matplotlib warns.
+        names = ("none", "self-extend", "sinks")
+        made = sample.summary(names=names, passed=names, to=2048) | {"truncated_window": None, "trained_length": 65536}
+        assert set(pictures.draw(made, tmp_path)) == ALL
+
     def test_one_scaling(self, tmp_path):
         made = sample.summary(names=("none",), passed=("none",)) | {"truncated_window": None}
         assert set(pictures.draw(made, tmp_path)) == ALL

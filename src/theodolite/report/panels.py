@@ -99,7 +99,9 @@ def percent_axis(axes: Axes, label: str) -> None:
 
 
 def mark_trained(axes: Axes, length: int, *, text: bool = True) -> None:
-    """A dotted line at the trained length, named above the panel where no data are."""
+    """A dotted line at the trained length, named above the panel where no data are; none where it is off the panel."""
+    if length > axes.get_xlim()[1]:
+        return
     axes.axvline(length, color=INK, linewidth=1.1, linestyle=(0, (1.2, 2.2)), zorder=2)
     if text:
         axes.annotate(
