@@ -49,7 +49,7 @@ class TestDraw:
 
     def test_far_below_the_trained_length(self, tmp_path):
         # A label at the trained length would stand far off the panel, and no layout holds it: matplotlib warns.
-        names = ("none", "self-extend", "sinks")
+        names = ("none", "linear:2", "yarn:2")
         made = sample.summary(names=names, passed=names, to=2048) | {"truncated_window": None, "trained_length": 65536}
         assert set(pictures.draw(made, tmp_path)) == ALL
 
