@@ -124,7 +124,7 @@ class TestYaRNFields:
         assert (finding.severity, finding.field) == ("warning", "attention_factor")
         # What vLLM must multiply 0.1 ln 4 + 1 by.
         assert "it is 1, where YaRN has 1.13863 for factor 4" in finding.message
-        assert "attn_factor 0.878248" in finding.fix
+        assert "attn_factor 0.878249" in finding.fix
         # The usual one, rounded to four digits as in a released config.
         assert told(new(**YARN, attention_factor=1.1386)) == []
 
@@ -132,7 +132,7 @@ class TestYaRNFields:
         raw = {**LLAMA, **LATENT}
         (finding,) = found(raw)
         assert (finding.severity, finding.field) == ("note", "mscale, mscale_all_dim")
-        assert "multiplied by 1 and the scores of latent attention by 1.29647;" in finding.message
+        assert "multiplied by 1 and the scores of latent attention by 1.29648;" in finding.message
 
     def test_mscale_elsewhere(self) -> None:
         (finding,) = found(new(**YARN, mscale=1.0, mscale_all_dim=1.0))

@@ -5,24 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
-import shutil
 import signal
 import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from theodolite.cli.answers import as_json, printable, quote, whole
 from theodolite.cli.loading import load_within_memory, loading_errors, require_packages
 
 if TYPE_CHECKING:
     from theodolite.ask.choice import Choice
     from theodolite.ask.documents import Document
     from theodolite.ask.prompt import Prompt
-    from theodolite.ask.session import Answer, Session
+    from theodolite.ask.session import Session
     from theodolite.cli.progress import Progress
     from theodolite.models.load import LoadedModel
 
@@ -35,8 +33,6 @@ The answer and the passages go to the standard output (--passages 0: the answer 
 """
 # Answers that a conversation has room for.
 _CONVERSATION = 8
-# All but newline and tab; and what sets the direction of writing.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def add_parser(verbs: Any) -> None:
@@ -96,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     """Read, answer, quote."""
     _require_in_range(options)
     sources, question = _given(options.words, options.chat)
-    require_packages("ask", "transformers", "psutil", "rich")
+    require_packages("a question", "ask", "transformers", "psutil", "rich")
     from theodolite.ask.documents import read_document
     from theodolite.ask.prompt import Turn, build_prompt
     from theodolite.ask.session import Session
@@ -132,7 +128,7 @@ def _told_apart(documents: list[Document], sources: list[str]) -> list[Document]
     """Documents of one name in several folders by their paths."""
     names = [document.name for document in documents]
     return [
-        replace(document, name=_printable(_whole(source))) if names.count(document.name) > 1 else document
+        replace(document, name=printable(whole(source))) if names.count(document.name) > 1 else document
         for document, source in zip(documents, sources, strict=True)
     ]
 
@@ -183,7 +179,7 @@ def _given(words: list[str], chat: bool) -> tuple[list[str], str | None]:
         raise ValueError(
             f"documents: got the question {last!r} and no document to ask about; give files before it, or moby-dick"
         )
-    return sources, _whole(last)
+    return sources, whole(last)
 
 
 def _is_document(word: str) -> bool:
@@ -194,16 +190,6 @@ def _is_document(word: str) -> bool:
     except (OSError, ValueError):
         # Longer than a name can be, or with a character that none can have.
         return False
-
-
-def _whole(text: str) -> str:
-    """Text without bytes that are no UTF-8, as a terminal or a pipe may give them."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def _printable(text: str) -> str:
-    """Text that does nothing to a terminal: a document may hold what clears its screen or turns its writing round."""
-    return _CONTROL.sub("\ufffd", text)
 
 
 def _choose(options: argparse.Namespace, loaded: LoadedModel, prompt: Prompt, room: int, progress: Progress) -> Choice:
@@ -288,7 +274,7 @@ def _questions(first: str | None, chat: bool) -> Iterator[str]:
     while chat:
         if sys.stdin.isatty():
             print("\n> ", end="", file=sys.stderr, flush=True)
-        line = _whole(sys.stdin.readline())
+        line = whole(sys.stdin.readline())
         if not line.strip():
             return
         yield line.strip()
@@ -304,7 +290,7 @@ def _answer(
     def told(text: str) -> None:
         progress.hide()
         if not options.json:
-            print(_printable(text), end="", flush=True)
+            print(printable(text), end="", flush=True)
 
     if not session.fits(question, options.max_tokens) and session.turns:
         progress.finished("the conversation is full; a new one about the same documents begins")
@@ -328,31 +314,7 @@ def _answer(
         print(file=sys.stderr if options.json else sys.stdout, flush=True)
         return
     if options.json:
-        print(json.dumps(_as_json(session, question, answer, choice), ensure_ascii=False), flush=True)
+        print(json.dumps(as_json(session, question, answer, choice), ensure_ascii=False), flush=True)
         return
     print(flush=True)
-    _quote(answer)
-
-
-def _quote(answer: Answer) -> None:
-    # A file has a passage on one line.
-    width = shutil.get_terminal_size((100, 24)).columns - 5 if sys.stdout.isatty() else 10**6
-    if answer.passages:
-        print("\nMost attended to:")
-    for number, passage in enumerate(answer.passages, start=1):
-        quoted = f"{passage.name}, {passage.place}: “{passage.text}”"
-        lines = textwrap.wrap(_printable(quoted), width, break_long_words=False, break_on_hyphens=False)
-        print("\n".join([f"  {number}. {lines[0]}", *(f"     {line}" for line in lines[1:])]), flush=True)
-
-
-def _as_json(session: Session, question: str, answer: Answer, choice: Choice) -> dict[str, Any]:
-    return {
-        "model": session.loaded.name,
-        "documents": [document.name for document in session.documents],
-        "tokens": session.document_tokens,
-        "scaling": choice.candidate.name,
-        "why": choice.why,
-        "question": question,
-        "answer": answer.text,
-        "passages": [vars(passage) for passage in answer.passages],
-    }
+    quote(answer)

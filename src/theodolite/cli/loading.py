@@ -20,15 +20,14 @@ def loading_errors() -> tuple[type[BaseException], ...]:
     return (LoadError, *told)
 
 
-def require_packages(verb: str, *packages: str) -> None:
-    """Raise before any work is done where a package is missing that it needs."""
-    extra = "survey" if verb == "survey" else "ask"
+def require_packages(what: str, extra: str, *packages: str) -> None:
+    """Raise before any work is done where a package is missing that it needs; the extra has it."""
     for package in packages:
         try:
             import_module(package)
         except ImportError as error:
             raise ImportError(
-                f"theodolite {verb} needs {package} ({error}); install it with: pip install 'theodolite[{extra}]'"
+                f"{what} needs {package} ({error}); install it with: pip install 'theodolite[{extra}]'"
             ) from error
 
 

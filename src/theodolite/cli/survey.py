@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from theodolite.cli.loading import load_within_memory, loading_errors, require_device, require_packages
 
 _EXAMPLES = """examples:
   theodolite survey                                      the model and the book that come with the package
@@ -66,15 +67,14 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of results (default: survey-MODEL)")
-    parser.set_defaults(run=run, errors=_errors, interrupted="interrupted; the same command goes on from here")
+    parser.set_defaults(run=run, errors=loading_errors, interrupted="interrupted; the same command goes on from here")
 
 
 def run(options: argparse.Namespace) -> int:
     """Survey, draw, print."""
-    _require_extras()
+    require_packages("a survey", "survey", "transformers", "psutil", "rich", "jinja2", "matplotlib")
     from theodolite.cli.progress import Progress
-    from theodolite.models.load import choose_device, choose_dtype, load
-    from theodolite.models.source import resolve, weights_bytes
+    from theodolite.models.source import resolve
     from theodolite.report import page, pictures, terminal
     from theodolite.survey import Settings, survey
     from theodolite.survey.memory import require_memory, survey_bytes
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     from theodolite.survey.settings import checked_length
     from theodolite.survey.texts import read_text
 
-    _require_device(options.device)
+    require_device(options.device)
     source = resolve(options.model)
     settings = Settings(
         out=options.out or Path(f"survey-{source.name}"),
@@ -100,13 +100,8 @@ def run(options: argparse.Namespace) -> int:
         read_text(text)
     if settings.out.exists() and not settings.out.is_dir():
         raise ValueError(f"out: {str(settings.out)!r} is a file; give a folder")
-    device = choose_device(options.device)
-    dtype = choose_dtype(options.dtype, device)
     with Progress() as progress:
-        if source.kind != "hub":
-            weights = weights_bytes(source, dtype)
-            require_memory(weights, f"Loading {source.name}", device, instead="a smaller model, or another machine")
-        loaded = load(options.model, dtype=dtype, device=device, progress=progress.working)
+        loaded = load_within_memory(options.model, options.dtype, options.device, progress)
         to = checked_length(settings, loaded.plan)
         needed = survey_bytes(loaded.model, loaded.plan, length=to, mapped=names_map(settings.scalings))
         shorter = "a shorter length (--to), another dtype, or another machine"
@@ -122,37 +117,6 @@ def run(options: argparse.Namespace) -> int:
         soft_wrap=True,
     )
     return 0
-
-
-def _errors() -> tuple[type[BaseException], ...]:
-    """What goes wrong by what the user gave, and is told in one line."""
-    told = (ValueError, OSError, MemoryError, FloatingPointError, ImportError)
-    try:
-        from theodolite.models.errors import LoadError
-    except ImportError:
-        return told
-    return (LoadError, *told)
-
-
-def _require_extras() -> None:
-    """Raise before anything is measured where a package is missing that the report at the end needs."""
-    for package in ("transformers", "psutil", "rich", "jinja2", "matplotlib"):
-        try:
-            import_module(package)
-        except ImportError as error:
-            raise ImportError(
-                f"a survey needs {package} ({error}); install it with: pip install 'theodolite[survey]'"
-            ) from error
-
-
-def _require_device(name: str | None) -> None:
-    """Raise where torch has no such device, or this machine has none."""
-    import torch
-
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device: got {name!r}, which cannot be used here ({str(error).splitlines()[0]})") from None
 
 
 def _tokens(text: str) -> int:

@@ -38,15 +38,15 @@ class Prefix:
         if pair is None:
             pair = (self._buffer(k), self._buffer(v))
             self._layers[layer_idx] = pair
-        kept = slice(self.length, self.length + k.shape[2])
-        pair[0][:, :, kept], pair[1][:, :, kept] = k, v
+        for buffer, x in zip(pair, (k, v), strict=True):
+            buffer.narrow(2, self.length, x.shape[2]).copy_(x)
 
     def read(self, layer_idx: int, first: int = 0, *, end: int | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values read so far, or up to slot `end`, from `first` on: (1, G, n, D) and (1, G, n, E)."""
         pair = self._layers[layer_idx]
         assert pair is not None
-        end = self.length if end is None else end
-        return pair[0][:, :, first:end], pair[1][:, :, first:end]
+        tokens = (self.length if end is None else end) - first
+        return pair[0].narrow(2, first, tokens), pair[1].narrow(2, first, tokens)
 
     def advance(self, positions: Tensor) -> None:
         """Count tokens (n,) as read, once every layer has written them."""

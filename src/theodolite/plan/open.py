@@ -60,6 +60,8 @@ def open_model(name: str) -> Opened:
         OSError: there is no such file, or it cannot be read.
         ValueError: the hub has no such model, or cannot be reached.
     """
+    if not name.strip() or "\0" in name:
+        raise FileNotFoundError(f"model: {name!r} is no name; give a file, a folder or a name on the hub")
     path = Path(name).expanduser()
     if name.rsplit("/", 1)[-1] == DEFAULT_MODEL and not path.exists():
         path = _carried_file() or path
@@ -141,7 +143,7 @@ def _from_hub(name: str) -> Path:
     Raises:
         ValueError: one sentence that says why there is none.
     """
-    if not name.strip() or name.count("/") > 1 or any(not part for part in name.split("/")):
+    if name.count("/") > 1 or any(not part for part in name.split("/")):
         raise FileNotFoundError(f"model: {name!r} is no file, no folder and no name on the hub")
     try:
         from huggingface_hub import hf_hub_download

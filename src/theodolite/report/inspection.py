@@ -147,6 +147,8 @@ def _rotation(rotary: Rotary) -> Iterator[tuple[str, str]]:
 
 
 def _scaling(scaling: Scaling) -> str:
+    if type(scaling) is Scaling:
+        return "none"
     if isinstance(scaling, LongRoPE) and not scaling.depends_on_length:
         # Of a GGUF file these are the divisors of Llama 3's scaling.
         least, most = min(scaling.short_factor), max(scaling.short_factor)
