@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from transformers import TextStreamer
 
@@ -22,7 +20,7 @@ from theodolite.ask.passages import Passage, most_attended
 from theodolite.ask.prompt import Prompt, Turn, build_prompt
 from theodolite.models import LoadError, patched
 from theodolite.models.decode import decode, require_temperature, stop_tokens
-from theodolite.models.kept import fill_prefix, prefix_tensors, read_kept, write_kept
+from theodolite.models.kept import fill_prefix, kept_state, prefix_tensors, read_kept, write_kept
 from theodolite.models.load import LoadedModel
 from theodolite.models.reader import Reader
 from theodolite.survey.bench import positions_digest
@@ -229,12 +227,7 @@ class Session:
 
 def kept_room(path: str | Path) -> int | None:
     """The room of the session that wrote a file, or None where it cannot be told."""
-    try:
-        with safe_open(str(path), framework="pt", device="cpu") as file:
-            room = json.loads((file.metadata() or {})["theodolite"])["state"]["room"]
-    except Exception:
-        # Whoever resumes from it is told what is wrong.
-        return None
+    room = kept_state(path).get("room")
     return room if isinstance(room, int) else None
 
 

@@ -73,6 +73,15 @@ def read_kept(path: str | Path, what: str, identity: dict[str, Any]) -> tuple[di
         raise LoadError(f"{path}: it cannot be read as {what}: {error}") from error
 
 
+def kept_state(path: str | Path) -> dict[str, Any]:
+    """The plain data alone, unchecked; empty where there is none: who reads the file is told what is wrong with it."""
+    try:
+        with safe_open(str(path), framework="pt", device="cpu") as file:
+            return dict(json.loads((file.metadata() or {})[_ENTRY])["state"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
 def prefix_tensors(prefix: Prefix, layers: int, length: int | None = None) -> dict[str, Tensor]:
     """The first `length` tokens of what was read, all by default, by names."""
     length = prefix.length if length is None else length
