@@ -154,6 +154,9 @@ class TestText:
         text = inspect(capsys, "config.json")[1]
         assert max(map(len, text.splitlines())) <= columns
         assert text.split() == wide.split()
+        # What is wrapped stays in its column.
+        rows = text.split("layers 5\n")[1].split("\n\n")[0].splitlines()
+        assert all(row.startswith("  ") and (row[2] != " " or row.startswith(" " * 18)) for row in rows)
 
 
 class TestFindings:
@@ -396,6 +399,13 @@ class TestParams:
         _, found = as_json(capsys, write(raw, "params.json"))
         assert found["layers"][0]["attention_factor"] == pytest.approx(1.2772589, rel=1e-7)
 
+    def test_yarn_s_usual_ends(self, capsys, write):
+        yarn = {"original_max_position_embeddings": 8192, "factor": 4}
+        _, found = as_json(capsys, write({**MISTRAL, "max_position_embeddings": 32768, "yarn": yarn}, "params.json"))
+        scaling = found["layers"][0]["scaling"]
+        assert (scaling["beta_fast"], scaling["beta_slow"], scaling["factor"]) == (32.0, 1.0, 4.0)
+        assert found["findings"] == []
+
     def test_one_window_for_all(self, capsys, write):
         _, found = as_json(capsys, write({**MISTRAL, "sliding_window": 4096, "max_seq_len": 32768}, "params.json"))
         assert {layer["sliding_window"] for layer in found["layers"]} == {4096}
@@ -435,6 +445,7 @@ class TestBadInput:
             (b"", "it must be JSON"),
             (b'{"model_type": "llama", "num_hid', "it must be JSON"),
             (bytes(range(256)), "it must be JSON in UTF-8"),
+            (json.dumps(LLAMA).encode()[:-1] + b', "by": "Andr\xe9"}', "it must be JSON in UTF-8"),
             (b"[1, 2]", "got 'list'; it must be a JSON object"),
             (b"null", "got 'NoneType'; it must be a JSON object"),
             (b'{"a":' * 40 + b"1" + b"}" * 40, "it is nested deeper than 32"),
@@ -455,6 +466,9 @@ class TestBadInput:
     )  # fmt: skip
     def test_contents(self, capsys, write, content, message):
         assert message in refused(capsys, write(content))
+
+    def test_a_byte_order_mark_is_none_of_it(self, capsys, write):
+        assert inspect(capsys, write(b"\xef\xbb\xbf" + json.dumps(LLAMA).encode()))[0] == 0
 
     def test_escape_codes_are_not_printed(self, capsys, write):
         raw = {**LLAMA, "rope_\x1b[2Jtwist\u202e\n": 1}
@@ -522,42 +536,72 @@ class TestNames:
         assert found["layers"][0]["rope_theta"] == 100000.0
 
     @pytest.mark.parametrize(
-        ("raised", "message"),
+        ("asked", "fetched", "message"),
         [
-            ("LocalEntryNotFoundError", "is no file or folder here, and the hub cannot be reached; give a local file"),
-            ("RepositoryNotFoundError", "is no file or folder here and no model on the hub"),
-            ("GatedRepoError", "is gated on the hub; accept its terms there and log in"),
-            ("EntryNotFoundError", "on the hub has neither config.json nor params.json"),
-            ("OSError", "could not be fetched from the hub (OSError)"),
+            ("RepositoryNotFoundError", None, "is no file or folder here and no model on the hub"),
+            ("HFValidationError", None, "is no file or folder here and no model on the hub"),
+            ("GatedRepoError", None, "is gated on the hub; accept its terms there and log in with `hf auth login`"),
+            ("OSError", "LocalEntryNotFoundError", "is no file or folder here, and the hub cannot be reached; give a "
+             "local file"),
+            (None, "GatedRepoError", "is gated on the hub; accept its terms there and log in with `hf auth login`"),
+            (None, "EntryNotFoundError", "on the hub has neither config.json nor params.json"),
+            (None, "OSError", "cannot be fetched from the hub (OSError)"),
         ],
-    )
-    def test_the_hub_says_no(self, capsys, monkeypatch, raised, message):
+    )  # fmt: skip
+    def test_the_hub_says_no(self, capsys, monkeypatch, asked, fetched, message):
         hub = pytest.importorskip("huggingface_hub")
-        kind = getattr(hub.errors, raised, OSError)
 
-        def fail(*arguments: Any, **options: Any) -> str:
-            # Some of them want the answer of the hub as well.
-            raise kind.__new__(kind)
+        def failing(name: str | None) -> Any:
+            kind = getattr(hub.errors, name or "", OSError)
 
-        monkeypatch.setattr(hub, "hf_hub_download", fail)
-        assert refused(capsys, "someone/model") == f"model: 'someone/model' {message}" + (
-            " with `hf auth login`" if raised == "GatedRepoError" else ""
-        )
+            def call(*arguments: Any, **options: Any) -> None:
+                if name is not None:
+                    # Some of them want the answer of the hub as well.
+                    raise kind.__new__(kind)
 
-    def test_the_hub_has_it(self, capsys, monkeypatch, write):
+            return call
+
+        monkeypatch.setattr(hub.HfApi, "model_info", failing(asked))
+        monkeypatch.setattr(hub, "hf_hub_download", failing(fetched))
+        assert refused(capsys, "someone/model") == f"model: 'someone/model' {message}"
+
+    @pytest.mark.parametrize("reached", [True, False])
+    def test_the_hub_has_it(self, capsys, monkeypatch, write, reached):
         hub = pytest.importorskip("huggingface_hub")
-        asked = []
+        asked, bars = [], hub.utils.are_progress_bars_disabled()
 
-        def fetch(name: str, file: str, **options: Any) -> str:
-            asked.append((name, file))
+        def info(*arguments: Any, **options: Any) -> None:
+            if not reached:
+                raise OSError("no network")
+
+        def fetch(name: str, file: str, *, local_files_only: bool) -> str:
+            asked.append((name, file, local_files_only))
             if file == "config.json":
                 raise hub.errors.EntryNotFoundError.__new__(hub.errors.EntryNotFoundError)
             return str(write(MISTRAL, "params.json"))
 
+        monkeypatch.setattr(hub.HfApi, "model_info", info)
         monkeypatch.setattr(hub, "hf_hub_download", fetch)
         assert as_json(capsys, "mistralai/Mistral")[1]["model_type"] == "mistral"
-        # That file alone: no weights are fetched.
-        assert asked == [("mistralai/Mistral", "config.json"), ("mistralai/Mistral", "params.json")]
+        # These files alone: no weights are fetched. Without network it is the copy that was fetched before.
+        assert asked == [("mistralai/Mistral", file, not reached) for file in ("config.json", "params.json")]
+        assert hub.utils.are_progress_bars_disabled() is bars
+
+    def test_without_network(self):
+        """A download tries again for half a minute, and says so each time."""
+        pytest.importorskip("huggingface_hub")
+        done = subprocess.run(
+            [sys.executable, "-m", "theodolite", "inspect", "someone/model-that-is-nowhere"],
+            env={**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"},
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+        assert done.returncode == 2
+        assert done.stderr == (
+            "theodolite inspect: model: 'someone/model-that-is-nowhere' is no file or folder here, and the hub cannot "
+            "be reached; give a local file\n"
+        )
 
     def test_without_the_hub_s_package(self):
         done = subprocess.run(
@@ -579,9 +623,11 @@ class TestLight:
             f"status = main(['inspect', {write(LLAMA)!r}]) + main(['inspect', {write(LLAMA)!r}, '--json'])\n"
             f"status += main(['inspect', {write(LLAMA)!r}, '--diff', {write(LLAMA)!r}])\n"
             f"status += main(['inspect', {write(LLAMA)!r}, '--for', 'vllm'])\n"
+            "import os\nassert 'OPENBLAS_NUM_THREADS' not in os.environ\n"
             "print(*sys.modules, sep='\\n')\nsys.exit(status)"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        bare = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+        done = subprocess.run([sys.executable, "-c", code], env=bare, capture_output=True, text=True, check=True)
         loaded = set(done.stdout.splitlines())
         assert "theodolite.plan.open" in loaded
         heavy = {"torch", "transformers", "rich", "matplotlib", "gguf", "safetensors", "huggingface_hub"}

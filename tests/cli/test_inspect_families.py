@@ -143,8 +143,11 @@ RELEASED: dict[str, tuple[dict[str, Any], int, dict[str, dict[str, Any]]]] = {
     ),
     "afmoe": ({}, 16384, {"xxx.": turning(1e4, 128, sliding_window=1024), "...x": NOPE}),
     "hy_v3": ({}, 131072, {"x": turning(11158840.0, 128)}),
+    # The released file states its sinks; the class has no such key.
     "mimo_v2_flash": (
-        {}, 131072, {".....x": turning(5e6, 192, 64), ".xxxx.": turning(1e4, 192, 64, sliding_window=129, sinks=True)},
+        {"add_swa_attention_sink_bias": True}, 131072,
+        {".....x": turning(5e6, 192, 64, sinks=False),
+         ".xxxx.": turning(1e4, 192, 64, sliding_window=129, sinks=True)},
     ),
     "laguna": (
         {"num_hidden_layers": 4, "layer_types": [F, S, S, S], "sliding_window": 512,

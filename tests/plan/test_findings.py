@@ -187,6 +187,10 @@ class TestDialect:
         assert told({**LLAMA, "rope_scaling": by_type}) == [("warning", "rope_scaling.type"), ("note", "rope_scaling")]
         assert told({**LLAMA, "rope_scaling": {**by_type, "rope_type": "yarn"}}) == [("note", "rope_scaling")]
 
+    def test_the_older_key_beside_the_newer(self) -> None:
+        rope = {**YARN, "rope_theta": 1e4}
+        assert told({**LLAMA, "rope_parameters": rope, "rope_scaling": rope}) == []
+
     def test_names_that_were_given_up(self) -> None:
         raw = {**new(**LISTS, original_max_position_embeddings=2048), "model_type": "phi3"}
         raw["rope_parameters"]["rope_type"] = "su"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Read, judge, print."""
+    _load_numpy()
     from theodolite.plan.findings import find
     from theodolite.plan.open import open_model
     from theodolite.report.figures import plain
@@ -76,6 +79,19 @@ def run(options: argparse.Namespace) -> int:
 
         _print_lines(lines(opened, findings, width=_width()))
     return status
+
+
+def _load_numpy() -> None:
+    """Load numpy with one thread for its products: they are small, and waking more takes longer than the rest."""
+    name = "OPENBLAS_NUM_THREADS"
+    if "numpy" in sys.modules or name in os.environ:
+        return
+    os.environ[name] = "1"
+    try:
+        import numpy  # noqa: F401
+    finally:
+        # It is read once, and whoever is started from here decides again.
+        del os.environ[name]
 
 
 def _as_json(opened: Opened, findings: tuple[Finding, ...]) -> dict[str, Any]:

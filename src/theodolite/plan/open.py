@@ -138,42 +138,8 @@ def _carried_file() -> Path | None:
 
 
 def _from_hub(name: str) -> Path:
-    """The config.json (or params.json) of a model on the hub, that file alone; a copy fetched before without network.
-
-    Raises:
-        ValueError: one sentence that says why there is none.
-    """
     if name.count("/") > 1 or any(not part for part in name.split("/")):
         raise FileNotFoundError(f"model: {name!r} is no file, no folder and no name on the hub")
-    try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import (
-            EntryNotFoundError,
-            GatedRepoError,
-            HFValidationError,
-            LocalEntryNotFoundError,
-            RepositoryNotFoundError,
-        )
-    except ImportError:
-        raise ValueError(
-            f"model: {name!r} is no file or folder here; for a name on the hub: pip install huggingface_hub"
-        ) from None
-    # Until the network answers, every try is short.
-    for file in _NAMES:
-        try:
-            return Path(hf_hub_download(name, file, etag_timeout=5))
-        except LocalEntryNotFoundError:
-            raise ValueError(
-                f"model: {name!r} is no file or folder here, and the hub cannot be reached; give a local file"
-            ) from None
-        except GatedRepoError:
-            raise ValueError(
-                f"model: {name!r} is gated on the hub; accept its terms there and log in with `hf auth login`"
-            ) from None
-        except (RepositoryNotFoundError, HFValidationError):
-            raise ValueError(f"model: {name!r} is no file or folder here and no model on the hub") from None
-        except EntryNotFoundError:
-            continue
-        except Exception as error:
-            raise ValueError(f"model: {name!r} could not be fetched from the hub ({type(error).__name__})") from None
-    raise ValueError(f"model: {name!r} on the hub has neither config.json nor params.json")
+    from theodolite.plan.hub_config import fetch_config
+
+    return fetch_config(name, _NAMES)

@@ -21,9 +21,6 @@ def dialect_findings(plan: ModelPlan, raw: Config) -> Iterator[Finding]:
     if not plan.rotaries:
         return
     config = text_part(raw)
-    family = family_of(plan.model_type)
-    if family.fixed:
-        return
     new, old = config.get("rope_parameters"), config.get("rope_scaling")
     yield from _bases(plan, config, new or {}, old or {})
     if old and not new:
