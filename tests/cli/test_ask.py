@@ -58,6 +58,8 @@ def process(*arguments: object, text: str = "", **options: object) -> subprocess
         stderr=subprocess.PIPE,
         text=True,
         errors="surrogateescape",
+        # A shell that runs the tests in the background lets them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -16,7 +16,7 @@ from theodolite.models.reader import Reader
 
 _PARAGRAPH = re.compile(r"\n[ \t]*\n\s*")
 _END = re.compile(r"[.!?]+[\"'”’)\]]*(?=\s)|[。！？]+[」』”’）]*")
-_MOST, _FEWEST, _SHORTEST, _LENGTH, _QUOTE = 200, 20, 200, 600, 280
+_MOST, _FEWEST, _SHORTEST, _LENGTH, _QUOTE = 200, 8, 200, 600, 280
 # The first tokens of all take attention that is of nothing.
 _SINK = 8
 _HEADS = 5
