@@ -45,9 +45,9 @@ class TestResolve:
 
     @pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"])
     def test_default_is_in_the_package_or_on_the_hub(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(source, "_carried_file", lambda: None)
+        monkeypatch.setattr(source, "carried_file", lambda: None)
         assert resolve(name).location == "HuggingFaceTB/SmolLM2-135M-Instruct"
-        monkeypatch.setattr(source, "_carried_file", lambda: Path("/there/SmolLM2-135M-Instruct.Q4_1.gguf"))
+        monkeypatch.setattr(source, "carried_file", lambda: Path("/there/SmolLM2-135M-Instruct.Q4_1.gguf"))
         assert (resolve(name).kind, resolve(name).name) == ("gguf", "SmolLM2-135M-Instruct")
 
     def test_the_package_is_not_imported(self) -> None:

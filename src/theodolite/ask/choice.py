@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from theodolite.survey.scalings import (
 )
 from theodolite.survey.settings import checked_length
 from theodolite.survey.summary import SCHEMA
-from theodolite.survey.texts import Document
+from theodolite.survey.texts import Document, tokens_digest
 
 # Those that copied best where they were compared (docs/survey.md), scalings before maps.
 _TRIED = "none,ntk,yarn,rerope,self-extend"
@@ -123,8 +122,7 @@ def by_reach(loaded: LoadedModel, document: Tensor, room: int, listener: Listene
         return Choice(candidate=shipped, why=f"as shipped: {to:,} tokens are too few to try scalings on")
     found = parse_scalings(_TRIED, loaded.plan, to=room, strict=False)
     candidates = [_exactly(candidate, loaded, room) for candidate in found]
-    digest = hashlib.sha256(document.contiguous().numpy().tobytes()).hexdigest()
-    text = Document(name="", tokens=document, sha256=digest)
+    text = Document(name="", tokens=document, sha256=tokens_digest(document))
     with TemporaryDirectory() as scratch:
         store = _opened(settings.out, Path(scratch))
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from theodolite.models.load import LoadedModel
 from theodolite.models.reader import Reader
 from theodolite.survey.bench import positions_digest
 from theodolite.survey.scalings import Candidate
+from theodolite.survey.texts import tokens_digest
 
 _WHAT = "a saved reading of documents"
 
@@ -221,7 +221,7 @@ class Session:
             "dtype": str(self.loaded.model.dtype),
             "plan": positions_digest(self.plan),
             "map of distances": repr(self.relative),
-            "text": hashlib.sha256(tokens.numpy().tobytes()).hexdigest(),
+            "text": tokens_digest(tokens),
         }
 
 

@@ -15,7 +15,7 @@ from theodolite.attention import flex
 from theodolite.attention.blocks import Given, attend_in_blocks
 from theodolite.attention.distance import Span, attend_by_distance, curve_of
 from theodolite.attention.flex import attend_by_flex
-from theodolite.attention.plain import check_attention
+from theodolite.attention.plain import check_attention, scale_of
 from theodolite.encodings.bias.content import full_precision
 from theodolite.encodings.policy import Order, Policy
 from theodolite.encodings.rotate.axial import PatchRotate
@@ -85,7 +85,7 @@ def attend_by_policy(
         of_keys = None if turned else SharedTables(k_positions, lengths=lengths, device=q.device)
         tables = SharedTables(q_positions, lengths=lengths, device=q.device), of_keys
     q_tables, k_tables = tables
-    scale = q.shape[-1] ** -0.5 if policy.score_scale is None else policy.score_scale
+    scale = scale_of(policy, q)
     given = None
     if path.name in ("blocks", "flex"):
         if visible is not None:

@@ -54,7 +54,7 @@ def attend_plainly(
     seen = policy.visible(q_positions, k_positions, visible=visible, order=order)
     bias = policy.dense_bias(q_positions, k_positions, q=q, k=k, x=x, q_state=q_state, k_state=k_state, visible=seen)
     q_tables, k_tables = (SharedTables(at, lengths=lengths, device=q.device) for at in (q_positions, k_positions))
-    scale = q.shape[-1] ** -0.5 if policy.score_scale is None else policy.score_scale
+    scale = scale_of(policy, q)
     q, _ = policy.turn(q, None, q_tables)
     _, k = policy.turn(None, k, k_tables)
     turned = policy.turn_values(v, k_tables)
@@ -78,6 +78,11 @@ def attend_plainly(
     if added is not None and added.shape != out.shape:
         raise ValueError(f"v: got {v.shape[-1]} channels; the policy's vectors for values have {added.shape[-1]}")
     return (out if added is None else out + added).to(v.dtype)
+
+
+def scale_of(policy: Policy, q: Tensor) -> float:
+    """What multiplies q.k, for q (B, H, S, D)."""
+    return q.shape[-1] ** -0.5 if policy.score_scale is None else policy.score_scale
 
 
 def check_attention(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from theodolite.attention.pieces import Piece, attend, merge, with_sink
+from theodolite.attention.plain import scale_of
 from theodolite.encodings.policy import Policy
 from theodolite.encodings.rotate.lengths import Lengths
 from theodolite.positions.relative import Group, RelativeMap
@@ -46,7 +47,7 @@ def attend_relatively(
     Raises:
         ValueError: a policy without a rotation, or with a bias or turned values, which no map is for.
     """
-    scale = q.shape[-1] ** -0.5 if policy.score_scale is None else policy.score_scale
+    scale = scale_of(policy, q)
     at = q_positions, k_positions
     piece = piece_by_map(policy, q, k, v, *at, relative, scale=scale, visible=visible, lengths=lengths)
     return piece.out if sinks is None else with_sink(piece, sinks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import signal
 import sys
 import threading
@@ -97,9 +96,11 @@ def run(options: argparse.Namespace) -> int:
     from theodolite.ask.prompt import Turn, build_prompt
     from theodolite.ask.session import Session
     from theodolite.cli.progress import Progress
+    from theodolite.models.decode import require_temperature
     from theodolite.survey.scalings import require_known
 
     # What can be told without the model is told before it is loaded.
+    require_temperature(options.temperature)
     require_known(options.scaling or "")
     documents = [read_document(source, encoding=options.encoding) for source in sources]
     documents = _told_apart(documents, sources)
@@ -138,8 +139,6 @@ def _require_in_range(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if not least <= value < 2**63:
             raise ValueError(f"{name.replace('_', '-')}: got {value}; give a whole number of at least {least}")
-    if options.temperature != 0 and not 0.001 <= options.temperature < math.inf:
-        raise ValueError(f"temperature: got {options.temperature}; give 0, or a number of at least 0.001")
     folder = options.save_cache and options.save_cache.resolve()
     if folder and (folder.is_dir() or not folder.parent.is_dir()):
         raise ValueError(f"save-cache: {str(options.save_cache)!r} is no file in a folder that exists")

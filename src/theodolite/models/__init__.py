@@ -11,8 +11,9 @@ except ImportError as error:
 from theodolite.models.errors import LoadError
 from theodolite.models.load import LoadedModel, load
 from theodolite.models.patch import current_plan, patch, patched, unpatch
-from theodolite.models.source import DEFAULT_MODEL, Source, resolve, weights_bytes
+from theodolite.models.source import Source, resolve, weights_bytes
 from theodolite.models.stream import Stream, Streamed, stream
+from theodolite.plan.open import DEFAULT_MODEL
 
 __all__ = [
     "DEFAULT_MODEL",

