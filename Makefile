@@ -26,7 +26,7 @@ $(VENV)/survey.stamp: $(SOURCES)
 	@touch $@
 
 # All at once, since each installation compiles.
-$(VENV)/test.stamp: EXTRAS := ask,survey,test,lint
+$(VENV)/test.stamp: EXTRAS := ask,search,test,lint
 $(VENV)/test.stamp: $(SOURCES)
 	$(install)
 	@touch $(VENV)/survey.stamp $@

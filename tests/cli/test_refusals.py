@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from theodolite.cli import main, survey
+from theodolite.cli import loading, main, survey
 
 NO_ROTARY = {
     "bert": ("BertConfig", "BertLMHeadModel", "learned absolute positions, 512 rows"),
@@ -123,12 +123,12 @@ class TestArguments:
 
     @pytest.mark.parametrize(("text", "number"), [("16384", 16384), ("16k", 16384), ("16,384", 16384), ("1_000", 1000)])
     def test_numbers_of_tokens(self, text, number):
-        assert survey._tokens(text) == number
+        assert loading.tokens_argument(text) == number
 
     @pytest.mark.parametrize("text", ["", "k", "1.5k", "many"])
     def test_what_is_no_number_of_tokens(self, text):
         with pytest.raises(argparse.ArgumentTypeError, match="a number of tokens is 16384 or 16k"):
-            survey._tokens(text)
+            loading.tokens_argument(text)
 
 
 class TestInterrupted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -54,3 +55,12 @@ def load_within_memory(name: str, dtype: str, device: str | None, progress: Prog
         weights = weights_bytes(source, wanted)
         require_memory(weights, f"Loading {source.name}", chosen, instead="a smaller model, or another machine")
     return load(name, dtype=wanted, device=chosen, progress=progress.working)
+
+
+def tokens_argument(text: str) -> int:
+    """A number of tokens: 16384, 16k (times 1,024)."""
+    scale = 1024 if text[-1:].lower() == "k" else 1
+    try:
+        return int(text.rstrip("kK").replace(",", "").replace("_", "")) * scale
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {text!r}; a number of tokens is 16384 or 16k") from None

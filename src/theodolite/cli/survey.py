@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from theodolite.cli.loading import load_within_memory, loading_errors, require_device, require_packages
+from theodolite.cli.loading import load_within_memory, loading_errors, require_device, require_packages, tokens_argument
 
 _EXAMPLES = """examples:
   theodolite survey                                      the model and the book that come with the package
@@ -43,7 +43,10 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument("--join", action="store_true", help="make one document of all text files")
     parser.add_argument(
-        "--to", type=_tokens, metavar="N", help="how far to go, in tokens, 16384 or 16k (default: 1.5 x trained length)"
+        "--to",
+        type=tokens_argument,
+        metavar="N",
+        help="how far to go, in tokens, 16384 or 16k (default: 1.5 x trained length)",
     )
     parser.add_argument(
         "--scaling",
@@ -117,12 +120,3 @@ def run(options: argparse.Namespace) -> int:
         soft_wrap=True,
     )
     return 0
-
-
-def _tokens(text: str) -> int:
-    """A number of tokens: 16384, 16k (times 1,024)."""
-    scale = 1024 if text[-1:].lower() == "k" else 1
-    try:
-        return int(text.rstrip("kK").replace(",", "").replace("_", "")) * scale
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"got {text!r}; a number of tokens is 16384 or 16k") from None

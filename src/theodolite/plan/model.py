@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -133,6 +133,24 @@ class ModelPlan:
         (DeepSeek) YaRN's temperature is split between cos, sin and the scores: the score scale moves along, and over
         a native YaRN the split stays the same.
         """
+        self._require_scalable()
+        return self._map_scalable(lambda layer: _scaled(layer, scaling))
+
+    def with_rotary(self, rotary: Rotary) -> ModelPlan:
+        """This plan with `rotary`, whatever it says, on every rotary layer that `with_scaling` would scale.
+
+        Nothing of the rotary encoding before it is kept: `rotary` is made from it (`scalable`) by who knows what the
+        model needs. Score scales, temperatures and masks stay.
+        """
+        self._require_scalable()
+        return self._map_scalable(lambda layer: replace(layer, rotate=rotary))
+
+    @property
+    def scalable(self) -> tuple[Rotary, ...]:
+        """The distinct rotary encodings of the layers that `with_scaling` would scale, in order of first use."""
+        return tuple(dict.fromkeys(layer.rotate for layer in self.layers if layer.rotate and self._scales(layer)))
+
+    def _require_scalable(self) -> None:
         if not self.rotaries:
             raise PlanError("layers", self.model_type, "a scaling needs rotary layers, and this model has none")
         if not any(self._sees_past(layer) for layer in self.layers):
@@ -141,13 +159,12 @@ class ModelPlan:
                 self.model_type,
                 "no rotary layer sees past its window, so no scaling changes anything",
             )
-        return replace(
-            self,
-            layers=tuple(
-                _scaled(layer, scaling) if layer.rotate and (self.one_rotary or self._sees_past(layer)) else layer
-                for layer in self.layers
-            ),
-        )
+
+    def _map_scalable(self, change: Callable[[LayerPlan], LayerPlan]) -> ModelPlan:
+        return replace(self, layers=tuple(change(layer) if self._scales(layer) else layer for layer in self.layers))
+
+    def _scales(self, layer: LayerPlan) -> bool:
+        return layer.rotate is not None and (self.one_rotary or self._sees_past(layer))
 
     def _sees_past(self, layer: LayerPlan) -> bool:
         if layer.rotate is None:

@@ -1,6 +1,7 @@
 """Scalings by name, as the command line takes them: `yarn`, `yarn:2`, `yarn:2:beta_fast=64:truncate=false`.
 
-Maps of distances (`self-extend:4:window=1024`) stand in the same lists: survey/maps.py makes them.
+Maps of distances (`self-extend:4:window=1024`) stand in the same lists: survey/maps.py makes them. So does what a
+search has found, by its folder (`search:DIR`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from theodolite.plan import NTK, DynamicNTK, Linear, Llama3, ModelPlan, PlanError, Scaling, YaRN
 from theodolite.positions import RelativeMap
+from theodolite.survey import found
 from theodolite.survey.maps import MAPS, changes_nothing, make_map, require_mappable
 from theodolite.survey.passages import LENGTH
 
@@ -64,10 +66,13 @@ def default_factor(trained_length: int, to: int) -> float:
 def require_known(text: str) -> None:
     """Raise PlanError for a name that no scaling has: what can be told before a model is loaded."""
     for name in filter(None, (name.strip() for name in text.split(","))):
-        if name.split(":")[0] not in (AS_SHIPPED, *_MAKERS, *MAPS):
+        if name.split(":")[0] not in (AS_SHIPPED, *_MAKERS, *MAPS, found.NAME):
             scalings, maps = ", ".join((AS_SHIPPED, *_MAKERS)), ", ".join(MAPS)
-            allowed = f"allowed: {scalings}, each with a factor (yarn:2) if wanted; and {maps}"
-            raise PlanError("scaling", name, f"{allowed}, each with settings (self-extend:4:window=1024) if wanted")
+            allowed = (
+                f"allowed: {scalings}, each with a factor (yarn:2) if wanted; {maps}, each with settings "
+                f"(self-extend:4:window=1024) if wanted; and what a search has found ({found.NAME}:DIR)"
+            )
+            raise PlanError("scaling", name, allowed)
 
 
 def names_map(text: str) -> bool:
@@ -101,7 +106,7 @@ def parse_scalings(
     for name in names:
         if name == AS_SHIPPED:
             continue
-        made = _parse(name, plan, to)
+        made = None if _is_found(name) else _parse(name, plan, to)
         try:
             candidate = _candidate(name, made, plan)
         except PlanError as error:
@@ -138,7 +143,7 @@ def candidate_of(text: str, plan: ModelPlan, *, to: int, tell: Callable[[str], N
     require_known(name)
     if name == AS_SHIPPED:
         return Candidate(name=name, plan=plan)
-    candidate = _candidate(name, _parse(name, plan, to), plan)
+    candidate = _candidate(name, None if _is_found(name) else _parse(name, plan, to), plan)
     if candidate.relative is not None:
         _tell_beyond(candidate, to, tell)
     return candidate
@@ -147,13 +152,19 @@ def candidate_of(text: str, plan: ModelPlan, *, to: int, tell: Callable[[str], N
 def with_factor(candidate: Candidate, factor: float) -> str:
     """A scaling's name with the factor that it was given, which a name without one would take from another length."""
     kind, *rest = candidate.name.split(":")
-    given = bool(rest) and "=" not in rest[0]
+    given = bool(rest) and ("=" not in rest[0] or _is_found(candidate.name))
     if candidate.name == AS_SHIPPED or candidate.relative is not None or given:
         return candidate.name
     return ":".join([kind, f"{factor:g}", *rest])
 
 
+def _is_found(name: str) -> bool:
+    return name.split(":")[0] == found.NAME
+
+
 def _candidate(name: str, made: Scaling | RelativeMap | None, plan: ModelPlan) -> Candidate:
+    if _is_found(name):
+        return Candidate(name=name, plan=found.read_found(name.partition(":")[2], plan))
     if isinstance(made, Scaling):
         return Candidate(name=name, plan=plan.with_scaling(made))
     require_mappable(plan, name)

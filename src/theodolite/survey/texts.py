@@ -81,10 +81,13 @@ def read_documents(
     tokenizer: Any,
     *,
     tokens: int,
+    most: int | None = None,
     join: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[Document]:
-    """The sources that have at least `tokens` tokens, each a document cut to that many; joined to one on request.
+    """The sources that have at least `tokens` tokens, each a document cut to `most`, by default to as many as that.
+
+    With `join` they are one document.
 
     Those that are too short beside others that are not are left out, and `tell` is given a line that names them.
 
@@ -102,11 +105,11 @@ def read_documents(
         texts = [(name, "\n\n".join(content for _, content in texts))]
     documents, short = [], []
     for name, content in texts:
-        ids = tokenize(tokenizer, content, at_least=tokens)
+        ids = tokenize(tokenizer, content, at_least=most or tokens)
         if len(ids) < tokens:
             short.append(f"{name} has {len(ids):,}")
         else:
-            kept = ids[:tokens].contiguous()
+            kept = ids[: most or tokens].contiguous()
             documents.append(Document(name=name, tokens=kept, sha256=tokens_digest(kept)))
     if not documents:
         hint = "" if join or len(texts) == 1 else "; --join makes one document of all files"
