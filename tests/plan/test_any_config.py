@@ -158,6 +158,14 @@ LLAMA = {"model_type": "llama", **SMALL}
         ({**LLAMA, "rope_theta": 10**5000}, "rope_theta in f: got a value of type int too large to print; it must be"),
         ({"model_type": "llama4_text", **SMALL, "no_rope_layers": [1, 0]}, "no_rope_layers in f: got '2 entries'"),
         ({"model_type": "qwen2", **SMALL, "use_sliding_window": "false"}, "use_sliding_window in f: got 'false'"),
+        ({**LLAMA, "per_layer_config": 3}, "per_layer_config in f: got 3; it must be a mapping, or null"),
+        ({**LLAMA, "per_layer_config": {"1": [8]}}, "per_layer_config.1 in f: got [8]; it must be a mapping"),
+        ({**LLAMA, "model_type": "mpt", "attn_config": "alibi"}, "attn_config in f: got 'alibi'; it must be a mapping"),
+        ({**LLAMA, "model_type": "mpt", "attn_config": {"alibi": "no"}}, "alibi in f: got 'no'; it must be true"),
+        ({**LLAMA, "model_type": "falcon", "alibi": True, "num_attention_heads": 0}, "num_attention_heads in f: got 0"),
+        ({**LLAMA, "model_type": "falcon", "alibi": True, "hidden_size": 3}, "hidden_size in f: got 3; it must be at "
+         "least the number of heads (4)"),
+        ({**LLAMA, "model_type": "nemotron_h", "hybrid_override_pattern": 7}, "hybrid_override_pattern in f: got 7"),
         ({"text_config": nested(5000)}, "config in f: got 'RecursionError: "),
     ],
 )  # fmt: skip
@@ -172,3 +180,59 @@ def test_many_layers_of_a_wide_head_are_read_soon() -> None:
     plan = read_config({**LLAMA, "num_hidden_layers": 100_000, "head_dim": 2**16})
     assert len(plan.layers) == 100_000
     assert time.perf_counter() - begun < 10
+
+
+class TestManyKinds:
+    """Each kind of layer costs time, and a list of bases or of widths states thousands in a few bytes."""
+
+    def test_kinds(self) -> None:
+        given = {"model_type": "granite_swa", **SMALL, "attention_multiplier": 0.1, "sliding_window": 8}
+        for count in (1024, 1025):
+            bases = {"num_hidden_layers": count, "layer_rope_theta": [1e4 + i for i in range(count)]}
+            config = {**given, **bases, "layer_types": ["sliding_attention"] * count}
+            if count == 1024:
+                assert len(read_config(config).rotaries) == count
+            else:
+                with pytest.raises(PlanError, match=r"num_hidden_layers in f: got '1,025 kinds of layer"):
+                    read_config(config, source="f")
+
+    def test_channels(self) -> None:
+        widths = {str(i): {"head_dim": 2**16 - 2 * i} for i in range(33)}
+        with pytest.raises(PlanError, match=r"num_hidden_layers in f: got '33 kinds of layer.* 2,097,152 channels"):
+            read_config({**LLAMA, "num_hidden_layers": 33, "per_layer_config": widths}, source="f")
+
+    def test_numbers(self) -> None:
+        """LongRoPE's lists are compared for each layer."""
+        lists = {"short_factor": [1.0] * 1024, "long_factor": [2.0] * 1024, "original_max_position_embeddings": 64}
+        config = {**LLAMA, "head_dim": 2048, "rope_scaling": {"rope_type": "longrope", **lists}}
+        assert len(read_config({**config, "num_hidden_layers": 4096}).layers) == 4096
+        with pytest.raises(PlanError, match=r"long_factor in f: got '1,024 numbers for each of 4,097 layers'; at most"):
+            read_config({**config, "num_hidden_layers": 4097}, source="f")
+        divisors = {"rope_freqs.weight": [1.0] * 1024}
+        keys = {f"llama.{name}": value for name, value in {
+            "block_count": 4097, "embedding_length": 2048, "attention.head_count": 1, "rope.freq_base": 1e4,
+        }.items()}  # fmt: skip
+        with pytest.raises(PlanError, match=r"rope_freqs.weight in f: got '1,024 numbers for each of 4,097 layers'"):
+            read_metadata({"general.architecture": "llama", **keys}, divisors=divisors, source="f")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("rope.dimension_count", [16], "qwen2.rope.dimension_count in f: got [16]; it must be a whole number"),
+        ("rope.dimension_sections", 2.5, "qwen2.rope.dimension_sections in f: got 2.5; it must be a list"),
+        ("rope.dimension_sections", ["a"], "qwen2.rope.dimension_sections in f: got 'a'; it must be a whole number"),
+        ("attention.scale", -1.0, "qwen2.attention.scale in f: got -1.0; it must be a finite number above 0"),
+    ],
+)
+def test_the_message_names_the_key_of_the_metadata(name: str, value: Any, message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        read_metadata({**METADATA[0], f"qwen2.{name}": value}, source="f")
+    assert str(caught.value).startswith(message)
+
+
+def test_the_largest_model_without_its_width() -> None:
+    keys = {"block_count": 46, "context_length": 4096, "attention.head_count": 4, "attention.key_length": 16}
+    given = {"general.architecture": "gemma2", **{f"gemma2.{name}": value for name, value in keys.items()}}
+    with pytest.raises(PlanError, match=r"gemma2\.embedding_length in f: got None"):
+        read_metadata(given, source="f")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from theodolite.plan import NTK, DynamicNTK, Linear, Llama3, LongRoPE, PlanError, Rotary, YaRN
-from theodolite.plan.derived import FURTHEST, angle_errors, derive, first_negative_mean, to_bfloat16
+from theodolite.plan.derived import FURTHEST, angle_errors, derive, first_negative_mean, to_bfloat16, workable
 
 LLAMA3 = Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 
@@ -160,3 +160,15 @@ class TestDerived:
     def test_a_length_that_is_none(self, length: int) -> None:
         with pytest.raises(PlanError, match="length: got"):
             derive(Rotary(head_dim=8, rope_theta=1e4), length)
+
+
+class TestManyRotations:
+    """Each takes a while to work out, and a file states thousands of them in a few bytes."""
+
+    def test_the_first_are_worked_out(self) -> None:
+        usual = [Rotary(head_dim=128, rope_theta=1e4 + i) for i in range(100)]
+        assert workable(usual) == usual[:32]
+        assert workable(usual[:5]) == usual[:5]
+        wide = [Rotary(head_dim=2**16, rope_theta=1e4 + i) for i in range(5)]
+        assert workable(wide) == wide[:3]
+        assert workable([]) == []

@@ -99,6 +99,12 @@ class TestHarm:
             harmful(struct.pack("<QQ", 1, 0), struct.pack("<Q", 1), b"t", struct.pack("<I", 9), bytes(200)),
             harmful(struct.pack("<QQ", 0, 1), key(b"general.alignment", 4), struct.pack("<I", 0)),
             harmful(struct.pack("<QQ", 2**60, 0)),
+            harmful(struct.pack("<QQ", 0, 1), key(b"general.alignment", 4), struct.pack("<I", 3)),
+            harmful(struct.pack("<QQ", 0, 1), key(b"general.alignment", 7), b"\1"),
+            harmful(struct.pack("<QQ", 0, 1), key(b"general.alignment", 9), struct.pack("<IQI", 4, 1, 32)),
+            harmful(struct.pack("<QQ", 0, 2), key(b"a", 0), b"\1", key(b"a", 0), b"\2"),
+            harmful(struct.pack("<QQ", 0, 2), key(b"a", 0), b"\1", key(b"a", 9), struct.pack("<IQ", 8, 0)),
+            harmful(struct.pack("<QQ", 2, 0), *[struct.pack("<QIIQ", 0, 0, 0, 0)] * 2),
         ],
     )
     def test_damaged(self, tmp_path: Path, content: bytes) -> None:
@@ -132,3 +138,26 @@ class TestHarm:
         path = write(tmp_path / "m.gguf", divisors=np.ones(8, dtype=np.int8))
         with pytest.raises(PlanError, match=r"rope_freqs\.weight must hold plain floats"):
             read_file(path)
+
+    def test_a_list_that_is_passed_over_is_not_absent(self, tmp_path: Path) -> None:
+        """Taken for absent, a base among strings would be read as llama.cpp's default."""
+        path = write(tmp_path / "m.gguf")
+        content = path.read_bytes()
+        name = b"llama.rope.freq_base"
+        at = content.index(name) + len(name)
+        strings = struct.pack("<IIQQ", 9, 8, 1, 1) + b"a"
+        path.write_bytes(content[:at] + strings + content[at + 8 :])
+        header = read_header(path)
+        assert header.passed == {"llama.rope.freq_base", "tokenizer.ggml.tokens"}
+        with pytest.raises(PlanError, match=r"llama\.rope\.freq_base in .*m\.gguf: got 'a list that is not read'"):
+            read_file(path)
+
+    def test_a_tokenizer_in_one_value(self, tmp_path: Path) -> None:
+        """Some files have their whole tokenizer as text, which is passed over; elsewhere so much text is refused."""
+        path, text = tmp_path / "m.gguf", b"x" * (2**20 + 1)
+        value = struct.pack("<Q", len(text)) + text
+        path.write_bytes(harmful(struct.pack("<QQ", 0, 2), key(b"tokenizer.a", 8), value, key(b"b", 0), b"\7"))
+        header = read_header(path)
+        assert (header.metadata, header.passed) == ({"b": 7}, {"tokenizer.a"})
+        path.write_bytes(harmful(struct.pack("<QQ", 0, 1), key(b"tokenizer.a", 8), struct.pack("<Q", 3), b"abc"))
+        assert read_header(path).metadata == {"tokenizer.a": "abc"}

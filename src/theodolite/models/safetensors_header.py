@@ -8,7 +8,10 @@ from typing import Any
 
 from theodolite.plan.json_object import parse_object
 
-_LARGEST_HEADER = 100_000_000
+# The format's own limit is 100 MB. What is made of a header takes several times its size, and the largest models have
+# some hundred kilobytes in each file.
+_LARGEST_HEADER = 2**25
+_MOST_VALUES = 2**21
 _MOST_DIMENSIONS = 32
 
 
@@ -21,10 +24,13 @@ def count_parameters(path: Path) -> int:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if not 2 <= size <= _LARGEST_HEADER:
-            raise ValueError(f"{path} is no safetensors file")
+            raise ValueError(
+                f"{path} is no safetensors file: its header would have {size:,} bytes, and at most "
+                f"{_LARGEST_HEADER:,} are read"
+            )
         header = file.read(size)
     try:
-        tensors = parse_object(header)
+        tensors = parse_object(header, most=_MOST_VALUES)
     except ValueError as error:
         raise ValueError(
             f"{path} is no safetensors file, or ends too early: its header is not read ({error})"

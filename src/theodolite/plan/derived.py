@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -15,6 +17,7 @@ FURTHEST = 2**20
 _BLOCK = 1024
 _MOST_COSINES, _MOST_IN_TABLE = 2**27, 2**22
 _FASTEST = 1e6
+_MOST_WORK = 2**12
 _POSITIONS = 1024
 """Positions below the end at which errors of angles are taken."""
 
@@ -64,6 +67,7 @@ class Derived:
     errors: AngleErrors | None
 
 
+@lru_cache(maxsize=64)
 def derive(rotary: Rotary, length: int | None) -> Derived:
     """The numbers of an encoding, its frequencies settled for sequences of `length` tokens.
 
@@ -88,6 +92,19 @@ def derive(rotary: Rotary, length: int | None) -> Derived:
         searched=searched,
         errors=angle_errors(turning, length) if usual and length is not None else None,
     )
+
+
+def workable(rotaries: Iterable[Rotary]) -> list[Rotary]:
+    """The first of the rotations, as many as are worked out in a second or so: 32 of heads of 128, 3 of the widest."""
+    found: list[Rotary] = []
+    work = 0
+    for rotary in rotaries:
+        # Errors are taken of so many pairs at most.
+        work += min(rotary.rotary_dim // 2, _POSITIONS) + _POSITIONS // 16
+        if found and work > _MOST_WORK:
+            break
+        found.append(rotary)
+    return found
 
 
 def settled_inv_freq(rotary: Rotary, length: int | None) -> Float64:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from theodolite.plan.layer_json import embed_json, layer_json
-from theodolite.plan.model import ModelPlan
+from theodolite.plan.model import LayerPlan, ModelPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +43,13 @@ def differences(one: ModelPlan, other: ModelPlan) -> tuple[Difference, ...]:
             found.append(Difference(layers=(), field=field, one=get(one), other=get(other)))
     groups: dict[tuple[str, str, str], list[int]] = {}
     values: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+    pairs: dict[tuple[int, int], dict[tuple[str, str, str], tuple[Any, Any]]] = {}
     for i, (mine, theirs) in enumerate(zip(one.layers, other.layers, strict=False)):
-        if mine == theirs and one.max_position_embeddings == other.max_position_embeddings:
-            continue
-        ours, yours = layer_json(mine, one.max_position_embeddings), layer_json(theirs, other.max_position_embeddings)
-        for field in ours:
-            if ours[field] == yours[field]:
-                continue
-            pair = (ours[field], yours[field])
-            if field == "inv_freq":
-                pair = _frequencies(*pair)
-            key = (field, repr(pair[0]), repr(pair[1]))
+        # Equal layers of a plan are one object, so each pair of kinds is compared once.
+        here = (id(mine), id(theirs))
+        if here not in pairs:
+            pairs[here] = _fields(mine, theirs, one.max_position_embeddings, other.max_position_embeddings)
+        for key, pair in pairs[here].items():
             groups.setdefault(key, []).append(i)
             values[key] = pair
     found += [
@@ -61,6 +57,23 @@ def differences(one: ModelPlan, other: ModelPlan) -> tuple[Difference, ...]:
         for key, layers in groups.items()
     ]
     return tuple(found)
+
+
+def _fields(
+    mine: LayerPlan, theirs: LayerPlan, length: int | None, other_length: int | None
+) -> dict[tuple[str, str, str], tuple[Any, Any]]:
+    """The fields in which two layers differ, by name and values."""
+    if mine == theirs and length == other_length:
+        return {}
+    found = {}
+    ours, yours = layer_json(mine, length), layer_json(theirs, other_length)
+    for field in ours:
+        if ours[field] != yours[field]:
+            pair = (ours[field], yours[field])
+            if field == "inv_freq":
+                pair = _frequencies(*pair)
+            found[field, repr(pair[0]), repr(pair[1])] = pair
+    return found
 
 
 def _frequencies(one: list[float] | None, other: list[float] | None) -> tuple[Any, Any]:

@@ -26,6 +26,7 @@ from theodolite.plan.errors import (
     boundary,
     require_between,
     require_given,
+    require_list,
     require_one_of,
     require_positive,
     require_whole,
@@ -33,10 +34,13 @@ from theodolite.plan.errors import (
 from theodolite.plan.gguf_architectures import ARCHITECTURES, LOCAL_BASES, QUERY_SCALARS, UNROTATED, WINDOWED
 from theodolite.plan.gguf_header import read_header_and
 from theodolite.plan.huggingface import read_config
+from theodolite.plan.huggingface.reading import refuse_many_numbers
 from theodolite.plan.model import LayerPlan, ModelPlan
 from theodolite.plan.rotary import Rotary
 from theodolite.plan.scaling import LongRoPE, Scaling
 
+PASSED = "a list that is not read"
+"""The value of a key whose list is passed over."""
 DIVISOR_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -62,7 +66,8 @@ def read_keys(path: str | Path) -> tuple[dict[str, Any], dict[str, list[float]]]
         header, divisors = read_header_and(Path(path), DIVISOR_TENSORS)
     except ValueError as error:
         raise PlanError("GGUF", Path(path).name, str(error)) from error
-    keys = {**header.metadata, **header.lists}
+    # What is passed over is there: taken for absent, it would be read as a default.
+    keys = {**header.metadata, **header.lists, **dict.fromkeys(header.passed, PASSED)}
     return {name: value for name, value in keys.items() if not name.startswith("tokenizer.")}, divisors
 
 
@@ -101,9 +106,11 @@ def _read(keys: Mapping[str, Any], divisors: Mapping[str, Sequence[float]]) -> M
     config = _common(architecture, family, get)
     _add_rotation(config, architecture, family, get, divisors)
     plan = read_config(config)
-    return replace(
-        plan, layers=tuple(_as_stored(layer, interleaved, divisors.get("rope_freqs.weight")) for layer in plan.layers)
-    )
+    numbers = divisors.get("rope_freqs.weight")
+    refuse_many_numbers("rope_freqs.weight", len(numbers or ()), len(plan.layers))
+    # Equal layers are one object, and are made once here too.
+    made = {id(layer): _as_stored(layer, interleaved, numbers) for layer in plan.layers}
+    return replace(plan, layers=tuple(made[id(layer)] for layer in plan.layers))
 
 
 def _common(architecture: str, family: str, get: Any) -> dict[str, Any]:
@@ -135,9 +142,15 @@ def _add_rotation(
         config["head_dim"] = width
     require_whole(**{f"{architecture}.attention.key_length": width})
     turned = width if get("rope.dimension_count") is None else get("rope.dimension_count")
+    require_whole(least=0, **{f"{architecture}.rope.dimension_count": turned})
     rope = _scaling(architecture, get, divisors)
-    if get("rope.dimension_sections") is not None:
-        rope["mrope_section"] = [section for section in get("rope.dimension_sections") if section]
+    sections = get("rope.dimension_sections")
+    if sections is not None:
+        name = f"{architecture}.rope.dimension_sections"
+        require_list(**{name: sections})
+        for section in sections:
+            require_whole(least=0, **{name: section})
+        rope["mrope_section"] = [section for section in sections if section]
     if family in ("deepseek_v3", "minicpm3"):
         config.update(qk_rope_head_dim=turned, qk_nope_head_dim=width - turned)
     else:
@@ -147,9 +160,12 @@ def _add_rotation(
         config[LOCAL_BASES[family][1]] = _base(architecture, "rope.freq_base_swa", get)
     if family in QUERY_SCALARS:
         # No metadata key has it: llama.cpp knows the largest model of each family by its layers.
-        largest = config["num_hidden_layers"] == QUERY_SCALARS[family]
-        config["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"] if largest else width
+        config["query_pre_attn_scalar"] = width
+        if config["num_hidden_layers"] == QUERY_SCALARS[family]:
+            parts = (_needed(architecture, name, get) for name in ("embedding_length", "attention.head_count"))
+            config["query_pre_attn_scalar"] = next(parts) // next(parts)
     if get("attention.scale") is not None:
+        require_positive(**{f"{architecture}.attention.scale": get("attention.scale")})
         config["attention_multiplier"] = get("attention.scale")
     window = config.pop("sliding_window", None)
     if window is not None and family in WINDOWED:

@@ -25,6 +25,13 @@ _LENGTH = struct.Struct("<Q")
 _DEEPEST, _MOST_DIMENSIONS = 4, 4
 # One number a layer is the longest list that speaks of positions.
 _LONGEST_LIST = 100_000
+# Of a whole file. Zeros make endless entries, and a file of zeros takes no room: these are some times what models have.
+_MOST = {
+    "keys": 2**16, "tensors": 2**17, "strings in lists": 2**22, "lists in lists": 2**16, "numbers in lists": 2**20,
+    "bytes of text": 2**24,
+}  # fmt: skip
+# A whole tokenizer may stand in one value.
+_LONGEST_TOKENIZER_TEXT = 2**20
 _FLOATS: dict[int, Any] = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 28: np.dtype("<f8")}
 _WIDEST = 2**20
 _BLOCK = re.compile(r"(?:^|\.)blk\.(\d{1,9})\.")
@@ -32,11 +39,15 @@ _BLOCK = re.compile(r"(?:^|\.)blk\.(\d{1,9})\.")
 
 @dataclass(frozen=True)
 class Header:
-    """Metadata by key (strings and numbers), lists of numbers by key, and shapes by tensor name."""
+    """Metadata by key (strings and numbers), lists of numbers by key, and shapes by tensor name.
+
+    `passed` has the keys whose values were passed over: lists of strings, of lists, or of very many numbers.
+    """
 
     metadata: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
     lists: dict[str, list[Any]]
+    passed: frozenset[str] = frozenset()
 
     @property
     def parameters(self) -> int:
@@ -86,6 +97,13 @@ class _Bytes:
 
     def __init__(self, content: mmap.mmap) -> None:
         self.content, self.at, self.end = content, 8, len(content)
+        self.left = dict(_MOST)
+
+    def spend(self, what: str, count: int) -> None:
+        """Refuse a header that has more of something than any model's."""
+        self.left[what] -= count
+        if self.left[what] < 0:
+            raise EOFError(f"more than {_MOST[what]:,} {what}")
 
     def number(self, form: struct.Struct) -> Any:
         return form.unpack_from(self.content, self.take(form.size))[0]
@@ -93,7 +111,14 @@ class _Bytes:
     def text(self) -> str:
         length = self.number(_LENGTH)
         begin = self.take(length)
+        self.spend("bytes of text", length)
         return self.content[begin : begin + length].decode("utf-8")
+
+    def next_length(self) -> int:
+        """The length that is stated where the file is read next."""
+        length = self.number(_LENGTH)
+        self.at -= _LENGTH.size
+        return int(length)
 
     def take(self, length: int) -> int:
         """Where the next `length` bytes begin; they are passed."""
@@ -104,6 +129,7 @@ class _Bytes:
         return begin
 
     def pass_strings(self, count: int) -> None:
+        self.spend("strings in lists", count)
         # Hundreds of thousands of tokens stand here, so this is the loop that takes the time.
         at, end, content, length_at = self.at, self.end, self.content, _LENGTH.unpack_from
         for _ in range(count):
@@ -115,49 +141,73 @@ class _Bytes:
 
 def _read(file: _Bytes, wanted: frozenset[str]) -> tuple[Header, dict[str, list[float]]]:
     tensors, keys = file.number(_LENGTH), file.number(_LENGTH)
-    metadata: dict[str, Any] = {}
-    lists: dict[str, list[Any]] = {}
-    for _ in range(keys):
-        key, kind = file.text(), file.number(_SCALARS[4])
-        if kind == _ARRAY:
-            found = _array(file, _DEEPEST)
-            if found is not None and not key.startswith("tokenizer."):
-                lists[key] = found
-        else:
-            metadata[key] = file.text() if kind == _STRING else file.number(_SCALARS[kind])
+    file.spend("keys", keys)
+    file.spend("tensors", tensors)
+    metadata, lists, passed = _keys(file, keys)
     shapes: dict[str, tuple[int, ...]] = {}
     places: dict[str, tuple[int, int]] = {}
     for _ in range(tensors):
         name, dimensions = file.text(), file.number(_SCALARS[4])
         if dimensions > _MOST_DIMENSIONS:
             raise EOFError(f"a tensor of {dimensions} dimensions")
+        if name in shapes:
+            raise EOFError(f"the tensor {name!r:.80} is there twice")
         shapes[name] = tuple(file.number(_LENGTH) for _ in range(dimensions))
         places[name] = file.number(_SCALARS[4]), file.number(_LENGTH)
-    alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment < 1:
-        raise EOFError(f"an alignment of {alignment}")
+    alignment = "a list" if "general.alignment" in lists or "general.alignment" in passed else 32
+    alignment = metadata.get("general.alignment", alignment)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise EOFError(f"an alignment of {alignment!r:.80}, which is no power of two")
     data = -(-file.at // alignment) * alignment
-    return Header(metadata, shapes, lists), {
+    return Header(metadata, shapes, lists, passed), {
         name: _floats(file, name, shapes[name], places[name], data) for name in wanted if name in shapes
     }
 
 
-def _array(file: _Bytes, levels: int) -> list[Any] | None:
-    """A list of numbers, if it is no longer than a model has layers; others are passed over."""
+def _keys(file: _Bytes, count: int) -> tuple[dict[str, Any], dict[str, list[Any]], frozenset[str]]:
+    """Single values, lists of numbers, and the keys of what was passed over."""
+    metadata: dict[str, Any] = {}
+    lists: dict[str, list[Any]] = {}
+    passed: set[str] = set()
+    for _ in range(count):
+        key, kind = file.text(), file.number(_SCALARS[4])
+        if key in metadata or key in lists or key in passed:
+            raise EOFError(f"the key {key!r:.80} is there twice")
+        tokenizer = key.startswith("tokenizer.")
+        if kind == _ARRAY:
+            found = _array(file, _DEEPEST, kept=not tokenizer)
+            if found is None:
+                passed.add(key)
+            else:
+                lists[key] = found
+        elif kind != _STRING:
+            metadata[key] = file.number(_SCALARS[kind])
+        elif tokenizer and file.next_length() > _LONGEST_TOKENIZER_TEXT:
+            file.take(file.number(_LENGTH))
+            passed.add(key)
+        else:
+            metadata[key] = file.text()
+    return metadata, lists, frozenset(passed)
+
+
+def _array(file: _Bytes, levels: int, *, kept: bool) -> list[Any] | None:
+    """A list of numbers, if it is to be kept and no longer than a model has layers; others are passed over."""
     if not levels:
         raise EOFError(f"arrays are nested deeper than {_DEEPEST}")
     kind, length = file.number(_SCALARS[4]), file.number(_LENGTH)
     if kind in _SCALARS:
         form = _SCALARS[kind]
         begin = file.take(length * form.size)
-        if length > _LONGEST_LIST:
+        if not kept or length > _LONGEST_LIST:
             return None
+        file.spend("numbers in lists", length)
         return [value for (value,) in form.iter_unpack(file.content[begin : file.at])]
     if kind == _STRING:
         file.pass_strings(length)
     elif kind == _ARRAY:
+        file.spend("lists in lists", length)
         for _ in range(length):
-            _array(file, levels - 1)
+            _array(file, levels - 1, kept=False)
     else:
         raise KeyError(kind)
     return None

@@ -6,14 +6,19 @@ import json
 from typing import Any
 
 DEEPEST = 32
+MOST_VALUES = 2**20
+"""Values of a file, at most: each takes up to a hundred bytes of memory, and the largest configs have ten thousand."""
+_MARKS = (b",", b"[", b"{")
 
 
-def parse_object(data: bytes) -> dict[str, Any]:
+def parse_object(data: bytes, *, most: int = MOST_VALUES) -> dict[str, Any]:
     """The object that UTF-8 text holds, with or without a byte order mark.
 
     Raises:
-        ValueError: it is no JSON, no object, or nested deeper than 32.
+        ValueError: it is no JSON, no object, nested deeper than 32, or has more than `most` values.
     """
+    if holds_more(data, most):
+        raise ValueError(f"it holds more than {most:,} values")
     try:
         found = json.loads(data.decode("utf-8-sig"))
     except RecursionError:
@@ -23,6 +28,11 @@ def parse_object(data: bytes) -> dict[str, Any]:
     if not fits(found):
         raise ValueError(f"it is nested deeper than {DEEPEST}")
     return found
+
+
+def holds_more(data: bytes, most: int = MOST_VALUES) -> bool:
+    """Whether JSON text has more values, told before any of them is made: each has a comma or a bracket before it."""
+    return sum(map(data.count, _MARKS)) > most
 
 
 def fits(value: Any, levels: int = DEEPEST) -> bool:

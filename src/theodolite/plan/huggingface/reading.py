@@ -26,9 +26,14 @@ from theodolite.plan.families.parts import require_own_part
 from theodolite.plan.huggingface.layer_rotary import head_dim_of, rotary_of, score_scale_of
 from theodolite.plan.huggingface.rope_dict import ALIASES, RopeDict, read_rope_dict
 from theodolite.plan.model import PARTS, LayerPlan, ModelPlan, Part
+from theodolite.plan.scaling import LongRoPE
 
 # Where a model of several parts keeps its language model.
 TEXT_PARTS = ("text_config", "thinker_config", "llm_config", "language_config")
+
+# Of layers that differ in width, base or type, and of their heads together; the largest models have some ten.
+_MOST_KINDS, _MOST_CHANNELS = 1024, 2**21
+_MOST_NUMBERS = 2**22
 
 # Top-level keys that speak of rotation and are read, or change nothing in a language model's positions.
 _KNOWN = {
@@ -121,23 +126,45 @@ def _rotated(config: Config, model_type: str) -> ModelPlan:
     ropes = _rope_dicts(config, family, kinds, labels={*family.nested, *types} - {None})
     bases = layer_bases(config, count) or [None] * count
     made: dict[tuple[Any, ...], LayerPlan] = {}
-    layers = []
+    layers, channels = [], 0
     for i, layer_type in enumerate(types):
         head_dim = head_dim_of(config, family, i, layer_type)
         # Layers of one kind are made once: there may be many, and a wide head takes a while.
         kind = (layer_type, turning[i], head_dim, bases[i])
         if kind not in made:
+            channels += head_dim
+            _refuse_many_kinds(len(made) + 1, channels)
             rope = ropes[layer_type] if turning[i] else None
             rotate = None if rope is None else rotary_of(config, family, rope, head_dim, i)
             scale = score_scale_of(config, family, rotate, head_dim)
             made[kind] = layer_plan(config, family, layer_type, rotate, scale)
         layers.append(made[kind])
+    for layer in made.values():
+        if layer.rotate is not None and isinstance(layer.rotate.scaling, LongRoPE):
+            refuse_many_numbers("long_factor", len(layer.rotate.scaling.long_factor), count)
     return ModelPlan(
         model_type=model_type,
         max_position_embeddings=get(config, "max_position_embeddings"),
         layers=tuple(layers),
         one_rotary=not (family.nested or _is_nested(config, types)),
     )
+
+
+def _refuse_many_kinds(kinds: int, channels: int) -> None:
+    if kinds > _MOST_KINDS or channels > _MOST_CHANNELS:
+        raise PlanError(
+            "num_hidden_layers",
+            f"{kinds:,} kinds of layer, their heads {channels:,} channels wide together",
+            f"at most {_MOST_KINDS:,} kinds and {_MOST_CHANNELS:,} channels are read",
+        )
+
+
+def refuse_many_numbers(field: str, numbers: int, layers: int) -> None:
+    """Raise PlanError for a list of one number a pair that is too long for so many layers: each compares it."""
+    if numbers * layers > _MOST_NUMBERS:
+        raise PlanError(
+            field, f"{numbers:,} numbers for each of {layers:,} layers", f"at most {_MOST_NUMBERS:,} in all are read"
+        )
 
 
 def _is_nested(config: Config, types: tuple[str | None, ...]) -> bool:
