@@ -13,7 +13,7 @@ import torch
 from tests.survey.test_survey import Quiet
 from theodolite.models import load
 from theodolite.models.load import LoadedModel
-from theodolite.plan import PlanError
+from theodolite.plan import Llama3, PlanError
 from theodolite.plan.huggingface import read_config
 from theodolite.search import Settings, run, search
 from theodolite.search.confirm import Confirmed, bands, depths, gain, lengths_to_confirm
@@ -278,6 +278,12 @@ class TestRefusals:
     def test_settings(self, llama, tmp_path, other, message):
         with pytest.raises(ValueError, match=message):
             search(llama, settings(tmp_path, **other), Quiet())
+
+    def test_a_space_that_the_model_has_not(self, llama, tmp_path):
+        native = Llama3(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128)
+        scaled = replace(llama, plan=llama.plan.with_scaling(native))
+        with pytest.raises(PlanError, match=r"llama3.*must not be lost"):
+            search(scaled, settings(tmp_path, spaces=("yarn",)), Quiet())
 
     def test_outputs_that_are_no_numbers(self, llama, tmp_path, monkeypatch):
         bad = Measure(copying=float("nan"), accuracy=0.0, short=1.0, cells=[])

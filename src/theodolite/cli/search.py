@@ -48,7 +48,7 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument("--join", action="store_true", help="make one document of all text files")
     parser.add_argument(
-        "--evaluations", type=int, default=160, metavar="K", help="how many maps are tried (default: %(default)s)"
+        "--evaluations", type=int, default=120, metavar="K", help="how many maps are tried (default: %(default)s)"
     )
     parser.add_argument(
         "--space",

@@ -67,7 +67,7 @@ class PairSpace(Space):
     def coordinates(self) -> tuple[Coordinate, ...]:
         most = math.log(self.most)
         rises = [
-            Coordinate(name=f"pair {place:.1f}", start=float(rise), step=0.05 + 0.3 * float(rise), low=0.0, high=most)
+            Coordinate(name=f"pair {place:.1f}", start=float(rise), step=0.02 + 0.15 * float(rise), low=0.0, high=most)
             for place, rise in zip(self._places, self._rises, strict=True)
         ]
         return (*rises, amplitude(self._amplitude))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from theodolite.models.load import LoadedModel
-from theodolite.plan import ModelPlan
+from theodolite.plan import ModelPlan, PlanError
 from theodolite.runs import Store, write_atomically
 from theodolite.search.confirm import Confirmed, lengths_to_confirm, read_in_full
 from theodolite.search.optimise import walk
@@ -45,6 +45,8 @@ def search(loaded: LoadedModel, settings: Settings, listener: Listener) -> dict[
     """
     trained = checked_length(settings, loaded.plan)
     have, lack = spaces(loaded.plan, settings.to)
+    if not set(settings.spaces) & set(have):
+        raise PlanError("spaces", ",".join(settings.spaces), "; ".join(lack[name] for name in settings.spaces))
     documents = read_documents(
         list(settings.texts),
         loaded.tokenizer,
@@ -81,7 +83,7 @@ class _Search:
         named = self._named()
         wanted = [name for name in self.settings.spaces if name in have]
         lengths = lengths_to_confirm(self.trained, self.to)
-        self.listener.expect(self._work(len(named), len(wanted)))
+        self.listener.expect(self._work(len(named)))
         for name in self.settings.spaces:
             if name in lack:
                 self.listener.finished(f"left out: the space {name}; {lack[name]}")
@@ -201,11 +203,10 @@ class _Search:
             self.listener.finished(f"pass   {name:<14} recall {recalled}; short text {short:.4f}")
         return found
 
-    def _work(self, named: int, walked: int) -> float:
+    def _work(self, named: int) -> float:
         choice = self.settings.finalists * len(self.texts.choice)
-        evaluations = self.settings.evaluations if walked else 0
         passes = 3 * len(self.texts.confirm) * self.bench.reading(self.to)
-        return (named + evaluations + choice) * self.measure.work + passes
+        return (named + self.settings.evaluations + choice) * self.measure.work + passes
 
 
 def _shares(evaluations: int, wanted: list[str]) -> list[int]:

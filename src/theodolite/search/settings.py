@@ -35,7 +35,7 @@ class Settings:
     out: Path
     to: int
     texts: tuple[str, ...] = ("moby-dick",)
-    evaluations: int = 160
+    evaluations: int = 120
     spaces: tuple[str, ...] = SPACES
     against: str | None = None
     finalists: int = 4
