@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import theodolite
-from theodolite.cli import ask, info, inspect, search, survey
+from theodolite.cli import ask, convert, detect, info, inspect, search, survey
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -26,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     inspect.add_parser(verbs)
     survey.add_parser(verbs)
     search.add_parser(verbs)
+    convert.add_parser(verbs)
+    detect.add_parser(verbs)
     ask.add_parser(verbs)
     info.add_parser(verbs)
     options = parser.parse_args(arguments)

@@ -87,26 +87,45 @@ def convert_state_dict(
             is nothing to convert.
     """
     heads = Heads(num_heads, num_key_value_heads, head_dim, rotary_dim, trailing, v_head_dim, to)
+    moves = row_moves(state_dict, heads, names=names, sites=sites, rows_per_scale=rows_per_scale, shard=shard)
+    converted = dict(state_dict)
+    for key, part in moves.items():
+        converted[key] = convert_rows(key, state_dict[key], part, heads)
+    return Converted(converted, tuple(moves))
+
+
+def row_moves(
+    state_dict: Mapping[str, Any],
+    heads: Heads,
+    *,
+    names: Mapping[str, Part] | None = None,
+    sites: Iterable[str] | None = None,
+    rows_per_scale: int | None = None,
+    shard: bool = False,
+) -> dict[str, Part]:
+    """The keys whose rows `convert_state_dict` moves, and what each holds; nothing is moved, so meta tensors do.
+
+    Arguments and errors are those of `convert_state_dict`, but for shapes: `convert_rows` looks at those.
+    """
     if rows_per_scale is not None:
         require_counts(rows_per_scale=rows_per_scale)
     given = {name: known(part) for name, part in (names or {}).items()}
     if not shard:
         _require_there(given, state_dict)
-    named = {**_NAMES, **given}
-    found = [found for key in state_dict if (found := _find(key, state_dict[key], named))]
+    found = _found(state_dict, given)
     # Iterables may be gone through once only.
     chosen = _at_sites(found, sites if sites is None or isinstance(sites, str) else list(sites), shard)
-    converted, changed = dict(state_dict), []
-    for tensor in chosen:
-        if _stays(tensor, state_dict, heads, rows_per_scale):
-            continue
-        converted[tensor.key] = convert_rows(tensor.key, state_dict[tensor.key], tensor.part, heads)
-        changed.append(tensor.key)
+    moves = {tensor.key: tensor.part for tensor in chosen if not _stays(tensor, state_dict, heads, rows_per_scale)}
     if not shard:
         _require_both(chosen)
-        if not changed:
+        if not moves:
             raise ValueError("state_dict: no queries or keys were found in it; give their `names`, or shard=True")
-    return Converted(converted, tuple(changed))
+    return moves
+
+
+def attention_sites(state_dict: Mapping[str, Any], names: Mapping[str, Part] | None = None) -> tuple[str, ...]:
+    """Where queries and keys are, as `sites` of `convert_state_dict` names it; meta tensors do."""
+    return tuple(sorted({tensor.site for tensor in _found(state_dict, names or {})}))
 
 
 class _Found(NamedTuple):
@@ -119,6 +138,11 @@ class _Found(NamedTuple):
     @property
     def site(self) -> str:
         return ".".join("*" if word.isdigit() else word for word in self.path.split("."))
+
+
+def _found(state_dict: Mapping[str, Any], given: Mapping[str, Part]) -> list[_Found]:
+    named = {**_NAMES, **given}
+    return [found for key in state_dict if (found := _find(key, state_dict[key], named))]
 
 
 def _find(key: str, tensor: object, named: Mapping[str, Part]) -> _Found | None:
