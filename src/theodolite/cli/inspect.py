@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ _EXAMPLES = """examples:
   theodolite inspect model.gguf --json
   theodolite inspect models/mine --diff models/theirs
   theodolite inspect config.json --for vllm
+  theodolite inspect model.gguf --picture positions.png --html positions.html
 
 The exit status is 0 where nothing is wrong, 1 for a finding of severity error (or a difference), 2 for bad input.
 """
@@ -49,7 +51,11 @@ def add_parser(verbs: Any) -> None:
     what.add_argument(
         "--for", dest="engine", choices=ENGINES, metavar="ENGINE", help=f"print its settings: {', '.join(ENGINES)}"
     )
-    parser.set_defaults(run=run, errors=lambda: (ValueError, OSError), interrupted="interrupted")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it too: a .png, .svg or .pdf file")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page too, on which base, factor and length move"
+    )
+    parser.set_defaults(run=run, errors=lambda: (ValueError, OSError, ImportError), interrupted="interrupted")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -66,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
         # Names and keys in it are a stranger's.
         raise ValueError(plain(str(error))) from error
     findings = find(opened.plan, opened.raw, source=opened.kind)
+    _draw(opened, findings, options)
     status = FAULTY if any(finding.severity == "error" for finding in findings) else CLEAN
     if other is not None:
         return _diff(opened, other, options.json)
@@ -79,6 +86,23 @@ def run(options: argparse.Namespace) -> int:
 
         _print_lines(lines(opened, findings, width=_width()))
     return status
+
+
+def _draw(opened: Opened, findings: tuple[Finding, ...], options: argparse.Namespace) -> None:
+    """Write what is asked for beside the text: a picture, a page. It prints nothing, so that --json stays JSON."""
+    from theodolite.report.figures import plain
+
+    try:
+        if options.picture is not None:
+            from theodolite.report import plan_picture
+
+            plan_picture.write(opened, options.picture)
+        if options.html is not None:
+            from theodolite.report import plan_page
+
+            plan_page.write(opened, findings, options.html)
+    except (OSError, ValueError) as error:
+        raise ValueError(plain(str(error))) from error
 
 
 def _load_numpy() -> None:

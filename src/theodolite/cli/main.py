@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import theodolite
-from theodolite.cli import ask, convert, detect, info, inspect, search, survey
+from theodolite.cli import ask, convert, detect, info, inspect, search, show, survey
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"theodolite {theodolite.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     inspect.add_parser(verbs)
+    show.add_parser(verbs)
     survey.add_parser(verbs)
     search.add_parser(verbs)
     convert.add_parser(verbs)
