@@ -1,0 +1,192 @@
+"""An extended model as a folder: config, weights, tokenizer, limits and a card, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from theodolite.models.errors import LoadError
+from theodolite.models.extend.card import Card, write_card
+from theodolite.models.extend.configs import config_for, raised_limits, require_read_by_transformers
+from theodolite.models.source import read_config_dict, safetensors_files
+from theodolite.plan.json_object import parse_object
+
+_LIMITS = ("tokenizer_config.json", "generation_config.json")
+_INDEX = "model.safetensors.index.json"
+_CARD, _ORIGINAL_CARD = "README.md", "README.original.md"
+# What transformers and other engines read beside the weights; nothing that runs, no pickles.
+_WANTED = ("*.json", "*.txt", "*.model", "*.jinja", "additional_chat_templates/*.jinja")
+_LICENCES = ("LICEN*", "NOTICE*", "USE_POLICY*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What was written: the path, and the files in it by how they came there, sorted."""
+
+    path: Path
+    linked: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = field(default=())
+
+
+def extend_folder(
+    folder: Path,
+    out: Path,
+    card: Card,
+    *,
+    copy: bool = False,
+    progress: Callable[[str], object] = lambda line: None,
+) -> Written:
+    """Write a model folder that says `card.after`; the one that it comes from is not changed.
+
+    Args:
+        folder: with config.json, safetensors and a tokenizer.
+        out: a folder that is not there yet.
+        copy: the weights, also where a hard link would do.
+        progress: called with a line before each step that takes long.
+
+    Raises:
+        PlanError: a config has no words for the plan.
+        LoadError: weights or config cannot be read, or the installed transformers reads another plan.
+        FileExistsError: `out` is there.
+        OSError: it cannot be written.
+    """
+    config = read_config_dict(folder)
+    written, legacy = config_for(config, card.after)
+    weights = safetensors_files(folder)
+    with appearing(out) as scratch:
+        _write_json(scratch / "config.json", written)
+        made = ["config.json", _CARD]
+        if legacy is not None:
+            _write_json(scratch / "config.legacy.json", legacy)
+            made.append("config.legacy.json")
+        require_read_by_transformers(scratch, card.after)
+        beside = _copy_beside(folder, scratch, card.to)
+        progress(f"{'copying' if copy else 'linking'} {len(weights)} weight file{'s' * (len(weights) > 1)}")
+        linked = [file.name for file in weights if _place(file, scratch / file.name, copy)]
+        here = {path.relative_to(scratch).as_posix() for path in scratch.rglob("*") if path.is_file()}
+        left = sorted(path.name for path in folder.iterdir() if path.name not in here | {_CARD} and _is_known(path))
+        made += beside
+        copied = sorted(here - {*linked, *made})
+        result = Written(
+            path=out, linked=tuple(linked), copied=tuple(copied), made=tuple(sorted(made)), left_out=tuple(left)
+        )
+        text = write_card(card, name=out.name, files=_about(result, legacy is not None, _ORIGINAL_CARD in here))
+        (scratch / _CARD).write_text(text, encoding="utf-8", errors="replace")
+    return result
+
+
+def _is_known(path: Path) -> bool:
+    return not path.name.startswith(".") and path.name != "additional_chat_templates"
+
+
+def _copy_beside(folder: Path, scratch: Path, to: int) -> list[str]:
+    """Copy what stands beside config and weights; the names of those that were changed."""
+    changed = []
+    config_files = {"config.json", "config.legacy.json", _CARD}
+    for pattern in (*_WANTED, *_LICENCES):
+        for file in sorted(folder.glob(pattern)):
+            target = scratch / file.relative_to(folder)
+            if file.name in config_files or target.exists() or not file.is_file() or file.suffix == ".safetensors":
+                continue
+            target.parent.mkdir(exist_ok=True)
+            content = _content(file) if file.name in _LIMITS else None
+            raised = None if content is None else raised_limits(file.name, content, to)
+            if raised is None or raised == content:
+                shutil.copyfile(file, target)
+            else:
+                _write_json(target, raised)
+                changed.append(file.name)
+    if (folder / _CARD).is_file():
+        shutil.copyfile(folder / _CARD, scratch / _ORIGINAL_CARD)
+    return changed
+
+
+def _content(file: Path) -> dict[str, Any]:
+    try:
+        return parse_object(file.read_bytes())
+    except ValueError as error:
+        raise LoadError(f"{file} cannot be read: {error}") from None
+
+
+def _place(file: Path, target: Path, copy: bool) -> bool:
+    """Put a weight file there, linked where that can be done and is wanted; whether it was linked."""
+    # A cache of the hub has links to its blobs.
+    source = file.resolve()
+    if not copy:
+        try:
+            os.link(source, target)
+        except OSError:
+            # Another file system, or one without links.
+            pass
+        else:
+            return True
+    shutil.copyfile(source, target)
+    return False
+
+
+def _about(written: Written, legacy: bool, original_card: bool) -> str:
+    """The sentence of the card on its files."""
+    told = ["The weight files are " + ("hard links to" if written.linked else "copies of") + " the original's."]
+    if legacy:
+        told.append(
+            "`config.json` has `rope_parameters` by kind of layer, as transformers 5 has it; `config.legacy.json` says "
+            "the same in the keys of older readers, which take it under the name `config.json`."
+        )
+    elif "config.json" in written.made:
+        told.append(
+            "`config.json` has `rope_parameters` for transformers 5, and `rope_theta` and `rope_scaling` beside it for "
+            "older readers."
+        )
+    if original_card:
+        told.append(f"The card of the original is `{_ORIGINAL_CARD}`, as it was.")
+    return " ".join(told)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=True) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def appearing(out: Path) -> Iterator[Path]:
+    """A folder beside `out` to write into; it becomes `out` when the block ends, and is gone if it fails.
+
+    Raises:
+        FileExistsError: `out` is there.
+        OSError: it cannot be made.
+    """
+    require_absent(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        yield scratch
+        for path in scratch.rglob("*"):
+            if path.is_file():
+                flush(path)
+        umask = os.umask(0)
+        os.umask(umask)
+        scratch.chmod(0o777 & ~umask)
+        require_absent(out)
+        scratch.rename(out)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def require_absent(out: Path) -> None:
+    """Raise where something has the name of what is to be written."""
+    if os.path.lexists(out):
+        raise FileExistsError(f"out: {str(out)!r} is there already; give a name that is not, or delete it")
+
+
+def flush(path: Path) -> None:
+    """Have a file's bytes on the disk before its name is."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
