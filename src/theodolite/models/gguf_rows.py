@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,20 +36,20 @@ def gguf_rows(path: Path) -> Iterator[tuple[int, Array, Array]]:
         raise LoadError(str(error)) from None
     if not plan.rotaries:
         raise LoadError(f"{path}: no layer of it turns queries and keys, so there is no layout")
-    tensors = _tensors(path)
+    tensors = _Tensors(path, header)
     found = False
     for layer, policy in enumerate(plan.layers):
         names = {part: f"blk.{layer}.attn_{part}.weight" for part in ("q", "k", "qkv")}
-        if policy.rotate is None or not ({names["q"], names["k"]} <= set(tensors) or names["qkv"] in tensors):
+        if policy.rotate is None or not (names["qkv"] in tensors or (names["q"] in tensors and names["k"] in tensors)):
             continue
         found, width = True, width_of(policy.rotate)
         counts = [_count(header, key, layer) for key in _KEYS]
         heads = LayerHeads(num_heads=counts[0], num_key_value_heads=counts[1] or counts[0], widths=(width,))
         if names["qkv"] in tensors:
             # llama.cpp's converters bring all arrangements to this one.
-            yield layer, *fused_rows(_numbers(tensors[names["qkv"]]), names["qkv"], "qkv_blocks", heads, width)
+            yield layer, *fused_rows(tensors.numbers(names["qkv"]), names["qkv"], "qkv_blocks", heads, width)
         else:
-            q, k = (_numbers(tensors[names[part]]) for part in "qk")
+            q, k = (tensors.numbers(names[part]) for part in "qk")
             yield layer, *split_heads(q, k, heads, width, (names["q"], names["k"]))
     if not found:
         raise LoadError(f"{path}: no layer has queries and keys under the names blk.*.attn_q and blk.*.attn_k")
@@ -63,17 +64,35 @@ def _count(header: Header, key: str, layer: int) -> int | None:
     return stated if type(stated) is int and stated > 0 else None
 
 
-def _tensors(path: Path) -> dict[str, Any]:
-    try:
-        import gguf
-    except ImportError as error:
-        raise ImportError(f"reading GGUF files needs more: pip install 'theodolite[survey]' ({error})") from error
-    with refusing(f"{path} cannot be read"):
-        return {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+class _Tensors:
+    """The numbers of a file's tensors by name. Not through `GGUFReader`, which walks the tokenizer for seconds."""
 
+    def __init__(self, path: Path, header: Header) -> None:
+        try:
+            import gguf
+        except ImportError as error:
+            raise ImportError(f"reading GGUF files needs more: pip install 'theodolite[survey]' ({error})") from error
+        self._gguf: Any = gguf
+        self._path, self._header = path, header
+        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
 
-def _numbers(tensor: Any) -> Array:
-    import gguf
+    def __contains__(self, name: str) -> bool:
+        return name in self._header.shapes
 
-    with refusing(f"{tensor.name} cannot be dequantised"):
-        return np.asarray(np.nan_to_num(gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)))
+    def numbers(self, name: str) -> Array:
+        """A tensor, dequantised, with its rows first; float32, and 0 for what is no number."""
+        number, begin = self._header.places[name]
+        shape = self._header.shapes[name][::-1]
+        with refusing(f"{name} cannot be dequantised"):
+            kind = self._gguf.GGMLQuantizationType(number)
+            block, size = self._gguf.GGML_QUANT_SIZES[kind]
+            if not shape or shape[-1] % block:
+                raise ValueError(f"its rows are no whole blocks of {block}")
+            width = shape[-1] // block * size
+            end = begin + math.prod(shape[:-1]) * width
+            if end > len(self._bytes):
+                raise ValueError(f"it ends {end - len(self._bytes):,} bytes past the file")
+            rows = self._bytes[begin:end].reshape(*shape[:-1], width)
+            plain = {"F32": np.float32, "F16": np.float16}.get(kind.name)
+            found = rows.view(plain) if plain is not None else self._gguf.dequantize(rows, kind)
+            return np.asarray(np.nan_to_num(found.astype(np.float32)))

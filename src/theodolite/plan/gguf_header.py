@@ -7,7 +7,7 @@ import mmap
 import re
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,15 @@ _BLOCK = re.compile(r"(?:^|\.)blk\.(\d{1,9})\.")
 class Header:
     """Metadata by key (strings and numbers), lists of numbers by key, and shapes by tensor name.
 
-    `passed` has the keys whose values were passed over: lists of strings, of lists, or of very many numbers.
+    `passed` has the keys whose values were passed over: lists of strings, of lists, or of very many numbers. `places`
+    has each tensor's type, as ggml numbers it, and where in the file it begins (bytes), unchecked.
     """
 
     metadata: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
     lists: dict[str, list[Any]]
     passed: frozenset[str] = frozenset()
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def parameters(self) -> int:
@@ -159,8 +161,9 @@ def _read(file: _Bytes, wanted: frozenset[str]) -> tuple[Header, dict[str, list[
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise EOFError(f"an alignment of {alignment!r:.80}, which is no power of two")
     data = -(-file.at // alignment) * alignment
-    return Header(metadata, shapes, lists, passed), {
-        name: _floats(file, name, shapes[name], places[name], data) for name in wanted if name in shapes
+    places = {name: (kind, data + offset) for name, (kind, offset) in places.items()}
+    return Header(metadata, shapes, lists, passed, places), {
+        name: _floats(file, name, shapes[name], places[name]) for name in wanted if name in shapes
     }
 
 
@@ -213,12 +216,12 @@ def _array(file: _Bytes, levels: int, *, kept: bool) -> list[Any] | None:
     return None
 
 
-def _floats(file: _Bytes, name: str, shape: tuple[int, ...], place: tuple[int, int], data: int) -> list[float]:
-    kind, offset = place
+def _floats(file: _Bytes, name: str, shape: tuple[int, ...], place: tuple[int, int]) -> list[float]:
+    kind, begin = place
     count = math.prod(shape)
     if kind not in _FLOATS or count > _WIDEST:
         raise EOFError(f"{name} must hold plain floats, at most {_WIDEST}")
-    begin, length = data + offset, count * _FLOATS[kind].itemsize
+    length = count * _FLOATS[kind].itemsize
     if begin + length > file.end:
         raise EOFError(f"{name} ends {begin + length - file.end} bytes past the file")
     return [float(value) for value in np.frombuffer(file.content[begin : begin + length], dtype=_FLOATS[kind])]
