@@ -90,6 +90,14 @@ def listed(config: Config, name: str, kind: type | tuple[type, ...], *, count: i
     return list(value)
 
 
+def mapped(config: Config, name: str) -> Mapping[Any, Any]:
+    """A mapping; empty where it is absent or null."""
+    value = config.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise PlanError(name, value, "it must be a mapping, or null")
+    return value or {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """What must be known about a family beyond the keys of its config.

@@ -6,9 +6,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from theodolite.plan.bias import Bias, Embedding
-from theodolite.plan.errors import PlanError
+from theodolite.plan.errors import PlanError, require_whole
 from theodolite.plan.families.deberta import read_deberta
-from theodolite.plan.families.family import MOST_LAYERS, Config, flag, get, is_stated, listed, need, whole
+from theodolite.plan.families.family import (
+    MOST_LAYERS,
+    WIDEST,
+    Config,
+    flag,
+    get,
+    is_stated,
+    listed,
+    mapped,
+    need,
+    whole,
+)
 from theodolite.plan.families.layers import NO_ATTENTION
 from theodolite.plan.families.parts import encoder_config, part_of, refuse_unsaid_encoder, require_own_part
 from theodolite.plan.model import LayerPlan, Mask, ModelPlan, Part
@@ -143,7 +154,7 @@ def _plan(config: Config, row: Unrotated, model_type: Any) -> ModelPlan:
 def _row(config: Config, model_type: Any) -> Unrotated | None:
     if model_type == "falcon":
         return Unrotated(bias="alibi") if flag(config, "alibi") else None
-    if model_type == "mpt" and not (config.get("attn_config") or {}).get("alibi", True):
+    if model_type == "mpt" and not flag(mapped(config, "attn_config"), "alibi", True):
         return _LEARNED
     if model_type == "esm":
         return None if config.get("position_embedding_type", "rotary") == "rotary" else _ROBERTA_OR_DECODER
@@ -183,9 +194,11 @@ def _bias(config: Config, row: Unrotated, model_type: Any) -> Bias | None:
         clamp = whole({"clamp_len": -1, **config}, "clamp_len", least=-1)
         return Bias(kind="transformer-xl", max_distance=clamp if clamp > 0 else None)
     if row.bias == "alibi" and model_type == "mpt":
-        return Bias(kind="alibi", bias_max=(config.get("attn_config") or {}).get("alibi_bias_max", 8))
+        return Bias(kind="alibi", bias_max=mapped(config, "attn_config").get("alibi_bias_max", 8))
     if row.bias == "alibi" and model_type == "falcon":
-        width, heads = need(config, "hidden_size"), need(config, "num_attention_heads")
+        width, heads = (whole(config, key, most=WIDEST) for key in ("hidden_size", "num_attention_heads"))
+        if width < heads:
+            raise PlanError("hidden_size", width, f"it must be at least the number of heads ({heads})")
         return Bias(kind="alibi", slope_factor=float(width // heads) ** -0.5)
     return None if row.bias is None else Bias(kind=row.bias)
 
@@ -195,6 +208,9 @@ def _layers(config: Config, row: Unrotated, model_type: Any) -> tuple[LayerPlan,
     key = next((key for key in ("num_decoder_layers", "decoder_layers") if config.get(key) is not None), None)
     types = listed(config, "layer_types", str) or listed(config, "layers_block_type", str)
     pattern = types or config.get("hybrid_override_pattern")
+    if not isinstance(pattern, (str, list, type(None))):
+        raise PlanError("hybrid_override_pattern", pattern, "it must be a text of one letter a layer")
+    require_whole(least=0, most=MOST_LAYERS, layers=len(pattern or ()))
     count = len(pattern) if key is None and pattern else whole(config, key or "num_hidden_layers", most=MOST_LAYERS)
     if model_type in _NO_ATTENTION_FAMILIES:
         return (LayerPlan(layer_type=str(model_type)),) * count
