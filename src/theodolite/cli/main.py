@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import theodolite
-from theodolite.cli import ask, convert, detect, extend, info, inspect, search, show, survey
+from theodolite.cli import ask, check, convert, detect, extend, info, inspect, search, show, survey
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     inspect.add_parser(verbs)
     show.add_parser(verbs)
+    check.add_parser(verbs)
     survey.add_parser(verbs)
     search.add_parser(verbs)
     extend.add_parser(verbs)

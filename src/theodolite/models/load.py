@@ -73,6 +73,43 @@ def load(
         PlanError: its config contradicts itself or says something unknown about positions.
         ValueError: a dtype that no model is read in, or the device "meta", which holds no numbers.
     """
+    opened = load_model(name, dtype=dtype, device=device, cache=cache, progress=progress, rotary=True)
+    with quiet(), refusing(f"{opened.folder} has no tokenizer that can be read"):
+        tokenizer = AutoTokenizer.from_pretrained(opened.folder, config=opened.model.config, trust_remote_code=False)
+    return LoadedModel(
+        model=opened.model,
+        tokenizer=tokenizer,
+        plan=opened.plan,
+        name=opened.source.name,
+        revision=opened.revision,
+        fingerprint=opened.digest or fingerprint(opened.source),
+        config=opened.config,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A model and where it came from; `digest` is the fingerprint of its source where it is known already."""
+
+    model: Any
+    plan: ModelPlan
+    config: dict[str, Any]
+    source: Source
+    folder: Path
+    revision: str | None
+    digest: str | None
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: torch.dtype | str = "auto",
+    device: torch.device | str | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    progress: Callable[[str], None] | None = None,
+    rotary: bool = False,
+) -> Opened:
+    """Load a model as `load` does, without its tokenizer; one with other positions too, unless `rotary`."""
     source, chosen = resolve(name), choose_device(device)
     if chosen.type == "meta":
         raise ValueError("device: got 'meta', which holds no numbers; give 'cpu' or an accelerator")
@@ -81,23 +118,21 @@ def load(
     config = read_config_dict(folder)
     _require_own_code(config, source.location)
     plan = read_config(config, source=f"config.json of {source.location}")
-    if not plan.rotaries:
+    if rotary and not plan.rotaries:
         raise LoadError(positions_instead(plan))
     held = count_folder_parameters(folder)
     if progress is not None:
         progress(f"loading {source.name}")
     with quiet():
         model = _load_model(folder, config, kept, held)
-        with refusing(f"{folder} has no tokenizer that can be read"):
-            tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config, trust_remote_code=False)
-    return LoadedModel(
+    return Opened(
         model=model.to(chosen),
-        tokenizer=tokenizer,
         plan=plan,
-        name=source.name,
-        revision=revision,
-        fingerprint=digest or fingerprint(source),
         config=config,
+        source=source,
+        folder=folder,
+        revision=revision,
+        digest=digest,
     )
 
 

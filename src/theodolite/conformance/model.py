@@ -1,0 +1,89 @@
+"""All checks of a loaded model, in an order in which none spoils the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from theodolite.conformance import batches, bias, caches, casts, moved, rotation, tables
+from theodolite.conformance.subject import Subject
+from theodolite.conformance.verdict import Verdict
+from theodolite.models.errors import first_line
+from theodolite.models.quiet import quiet
+from theodolite.plan import ModelPlan
+from theodolite.plan.huggingface import read_config
+
+Check = Callable[[Subject], Verdict]
+
+# History first, before other checks have made some.
+CHECKS: tuple[tuple[str, Check], ...] = (
+    (moved.HISTORY, moved.history),
+    (tables.TABLES, tables.tables),
+    (rotation.ROTATION, rotation.rotation),
+    (rotation.SCALE, rotation.score_scale),
+    (bias.BIAS, bias.bias),
+    (moved.OBEYED, moved.obeyed),
+    (moved.SHIFT, moved.shift),
+    (batches.BATCH, batches.batch),
+    (batches.PADDING, batches.left_padding),
+    (batches.PACKING, batches.packing),
+    (caches.CHUNKS, caches.chunks),
+    (caches.DECODE, caches.decode),
+    (caches.CROSSING, caches.crossing),
+    (moved.PAST, moved.past),
+    (casts.AUTOCAST, casts.autocast),
+    (casts.CAST, casts.cast),
+    (casts.META, casts.meta),
+)
+
+
+def check_model(model: Any, plan: ModelPlan | None = None) -> tuple[Verdict, ...]:
+    """Check the positions of a causal language model of transformers, as it is loaded.
+
+    It runs some dozens of forwards of at most a few dozen tokens (of a window and 40, where layers have one of at most
+    1,024 tokens). Weights, buffers and mode are afterwards as they were.
+
+    Args:
+        model: in any dtype, on any device.
+        plan: what its positions should be; by default what its own config says.
+
+    Raises:
+        TypeError: no model of transformers.
+        PlanError: its config contradicts itself or says something unknown about positions.
+    """
+    return tuple(iterate(model, plan))
+
+
+def iterate(model: Any, plan: ModelPlan | None = None) -> Iterator[Verdict]:
+    """`check_model`, each verdict when it is there."""
+    config: Any = getattr(model, "config", None)
+    if not callable(getattr(config, "to_dict", None)) or not callable(getattr(model, "generate", None)):
+        raise TypeError(f"model: got {type(model).__name__}; give a causal language model of transformers")
+    if plan is None:
+        plan = read_config(config.to_dict(), source="the model's config")
+    training = model.training
+    model.eval()
+    try:
+        with quiet():
+            subject = Subject(model, plan)
+        for name, check in CHECKS:
+            with quiet():
+                verdict = _run(name, check, subject)
+            yield verdict
+    finally:
+        model.train(training)
+
+
+def _run(name: str, check: Check, subject: Subject) -> Verdict:
+    try:
+        # What is not finite is found by its value.
+        with np.errstate(all="ignore"):
+            return check(subject)
+    except MemoryError:
+        raise
+    except Exception as error:
+        return Verdict(
+            name=name, outcome="fail", message=f"it could not be run: {type(error).__name__}: {first_line(error)}"
+        )
