@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import AutoConfig
 
@@ -15,8 +16,11 @@ from tests.models.tiny_files import write_folder, write_gguf
 from tests.report import sample
 from theodolite.cli import main
 from theodolite.models.source import fingerprint, resolve
+from theodolite.plan import LongRoPE, ModelPlan
 from theodolite.plan.gguf import read_file
 from theodolite.plan.huggingface import read_config_file
+from theodolite.survey.found import SCHEMA, recorded, with_found
+from theodolite.survey.scalings import candidate_of
 
 
 @pytest.fixture
@@ -273,3 +277,95 @@ class TestStatus:
         words = ("--scaling", "yarn:2", "--to", "16k", "--unmeasured", "-o", tmp_path / "longer")
         assert run(model, *words) == 1
         assert "  error: x: wrong\ufffd" in capsys.readouterr().out
+
+
+def search(of: Path, folder: Path, plan: ModelPlan, *, won: bool = True, **changes: Any) -> Path:
+    """A search of a model to 12,288 tokens that has found divisors of its pairs."""
+    shipped = plan.scalable[0]
+    divisors = tuple(1.0 + 0.25 * pair for pair in range(shipped.rotary_dim // 2))
+    scaling = LongRoPE(
+        short_factor=divisors,
+        long_factor=divisors,
+        original_max_position_embeddings=plan.max_position_embeddings or 0,
+        attention_factor_given=1.0625,
+    )
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "theodolite": "0",
+        "model_details": {"fingerprint": fingerprint(resolve(str(of))), "dtype": "float32"},
+        "to": 12288,
+        "rivals": ["yarn:2"],
+        "winner": recorded(shipped, with_found(plan, shipped.rope_theta, scaling).scalable[0]),
+        "confirmed": {
+            "short": {"found": 3.5, "yarn:2": 3.625},
+            "lengths": [{"length": 12288, "recall": {"found": 0.75, "yarn:2": 0.5}}],
+        },
+        "texts": {"confirm": [{"name": "*book*", "tokens": 12289, "sha256": "ab" * 32}]},
+        "won": won,
+        "why": "It won." if won else "It did not win.",
+        **changes,
+    }
+    folder.mkdir(parents=True)
+    (folder / "search.json").write_text(json.dumps(result), encoding="utf-8")
+    return folder
+
+
+class TestSearched:
+    """What a search has found is a measurement of its own, as far as it was confirmed."""
+
+    def test_a_folder(self, model, tmp_path, capsys):
+        found = search(model, tmp_path / "found", read_config_file(model))
+        assert run(model, "--scaling", f"search:{found}", "-o", tmp_path / "longer") == 0
+        assert "measured: to 12,288 tokens, by the search" in capsys.readouterr().out
+        expected = candidate_of(f"search:{found}", read_config_file(model), to=12288).plan
+        written = read_config_file(tmp_path / "longer")
+        assert written.scalable[0].inv_freq().tolist() == expected.scalable[0].inv_freq().tolist()
+        assert written.scalable[0].attention_factor() == 1.0625
+        config = AutoConfig.from_pretrained(tmp_path / "longer")
+        assert config.rope_parameters["rope_type"] == "longrope"
+        assert config.max_position_embeddings == 12288
+        card = (tmp_path / "longer" / "README.md").read_text()
+        assert "| `found` | 75.0% | 3.5000 |" in card
+        assert "\\*book\\*" in card
+
+    def test_a_gguf(self, file, tmp_path, capsys):
+        found = search(file, tmp_path / "found", read_file(file))
+        assert run(file, "--scaling", f"search:{found}", "-o", tmp_path / "longer.gguf") == 0
+        capsys.readouterr()
+        expected = candidate_of(f"search:{found}", read_file(file), to=12288).plan
+        written = read_file(tmp_path / "longer.gguf")
+        # Divisors are float32 in the file.
+        np.testing.assert_allclose(
+            written.scalable[0].inv_freq(length=12288), expected.scalable[0].inv_freq(length=12288), rtol=2**-24
+        )
+        assert written.scalable[0].attention_factor() == pytest.approx(1.0625, rel=2**-24)
+
+    def test_past_what_was_confirmed(self, model, tmp_path, capsys):
+        found = search(model, tmp_path / "found", read_config_file(model))
+        command = (model, "--scaling", f"search:{found}", "--to", "16k", "-o", tmp_path / "longer")
+        assert "the search confirmed it to 12,288" in refused(capsys, *command)
+        assert run(*command, "--unmeasured") == 0
+
+    def test_one_that_did_not_win(self, model, tmp_path, capsys):
+        found = search(model, tmp_path / "found", read_config_file(model), won=False)
+        command = (model, "--scaling", f"search:{found}", "-o", tmp_path / "longer")
+        assert "It did not win. Take the named scaling, search further, or say --unmeasured" in refused(
+            capsys, *command
+        )
+        assert run(*command, "--unmeasured") == 0
+
+    def test_of_other_files(self, model, tmp_path, capsys):
+        details = {"fingerprint": "other", "dtype": "float32"}
+        found = search(model, tmp_path / "found", read_config_file(model), model_details=details)
+        line = refused(capsys, model, "--scaling", f"search:{found}", "-o", tmp_path / "longer")
+        assert "was of other files than those of tiny" in line
+
+    @pytest.mark.parametrize("changes", [
+        {"rivals": None}, {"confirmed": {}}, {"texts": []}, {"to": "x"}, {"winner": None}, {"schema": "other"},
+        {"model_details": 3}, {"confirmed": {"short": {"found": 1, "yarn:2": "x"}, "lengths": []}},
+    ])  # fmt: skip
+    def test_damaged(self, model, tmp_path, capsys, changes):
+        found = search(model, tmp_path / "found", read_config_file(model), **changes)
+        line = refused(capsys, model, "--scaling", f"search:{found}", "-o", tmp_path / "longer")
+        assert "search.json" in line
+        assert not (tmp_path / "longer").exists()

@@ -21,6 +21,7 @@ CLEAN, FAULTY = 0, 1
 _EXAMPLES = """examples:
   theodolite extend SmolLM2-135M-Instruct --survey survey-SmolLM2-135M-Instruct -o SmolLM2-16k
   theodolite extend model.gguf --scaling yarn:2 --to 16k --survey survey-model -o model-16k.gguf
+  theodolite extend ./my-model --scaling search:search-my-model -o my-model-16k
   theodolite extend ./my-model --scaling linear:4 --to 32768 --unmeasured -o my-model-32k
 
 The exit status is 0 where nothing is wrong with what was written, 1 where inspect finds an error, 2 for bad input.
@@ -45,10 +46,14 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument(
         "--scaling",
         metavar="NAME",
-        help="as a survey has it: yarn:2, linear:2, ntk:3 (default: what --survey recommends)",
+        help="as a survey has it: yarn:2, linear:2, ntk:3; or search:DIR, what a search has found (default: what "
+        "--survey recommends)",
     )
     parser.add_argument(
-        "--to", type=_tokens, metavar="N", help="tokens, 16384 or 16k (default: the length of --survey)"
+        "--to",
+        type=_tokens,
+        metavar="N",
+        help="tokens, 16384 or 16k (default: the length of --survey or of the search)",
     )
     parser.add_argument(
         "-o",
@@ -60,7 +65,7 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument("--survey", type=Path, metavar="DIR", help="folder of the survey that the length rests on")
     parser.add_argument(
-        "--unmeasured", action="store_true", help="write a length that no survey has found to hold; the card says so"
+        "--unmeasured", action="store_true", help="write a length that nothing measured; the card says so"
     )
     parser.add_argument("--copy", action="store_true", help="copy the weights, also where a hard link would do")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -95,12 +100,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _require_consistent(options: argparse.Namespace) -> None:
-    if options.survey is None and not options.unmeasured:
+    from theodolite.survey.found import folder_of
+
+    searched = options.scaling is not None and folder_of(options.scaling) is not None
+    if options.survey is None and not searched and not options.unmeasured:
         raise ValueError(
-            "survey: none is given; give the folder of a survey that holds to that length (theodolite survey), or say "
-            "--unmeasured"
+            "survey: none is given; give the folder of a survey that holds to that length (theodolite survey), a "
+            "scaling that a search has found (search:DIR), or say --unmeasured"
         )
-    if options.survey is None and (options.scaling is None or options.to is None):
+    if options.survey is None and not searched and (options.scaling is None or options.to is None):
         missing = "--scaling" if options.scaling is None else "--to"
         raise ValueError(f"{missing[2:]}: it is needed where no --survey says it")
 
@@ -133,11 +141,16 @@ def _card(options: argparse.Namespace, origin: Origin, progress: Progress) -> Ca
     from theodolite.models.extend import Card, stretched
 
     summary = None if options.survey is None else extension.read_survey(options.survey, origin)
-    candidate, to = extension.choose(options.scaling, options.to, origin.plan, summary)
+    search = extension.read_search(options.scaling, origin)
+    wanted = options.to if search is None or summary is not None else options.to or search.to
+    candidate, to = extension.choose(options.scaling, wanted, origin.plan, summary)
     after = stretched(origin.plan, candidate.plan, to, name=candidate.name)
     entry = None if summary is None else extension.entry_of(summary, origin.plan, candidate)
-    measured = extension.measured_to(entry)
-    if summary is not None and measured < to and not options.unmeasured:
+    measured = max(extension.measured_to(entry), extension.searched_to(search))
+    if measured < to and not options.unmeasured:
+        if search is not None:
+            raise ValueError(extension.unconfirmed(candidate.name, to, search))
+        assert summary is not None
         raise ValueError(extension.unreached(candidate.name, to, entry, summary))
     told = f"measured to {measured:,}" if measured else "unmeasured"
     progress.finished(f"{origin.source.name}: {candidate.name}, to {to:,} tokens, {told}")
@@ -151,6 +164,7 @@ def _card(options: argparse.Namespace, origin: Origin, progress: Progress) -> Ca
         to=to,
         summary=summary,
         entry=entry,
+        search=search,
         measured_to=measured,
         part=origin.part,
     )
@@ -175,7 +189,11 @@ def _tell(options: argparse.Namespace, card: Card, written: Written) -> int:
             print(f"  {how}: {', '.join(map(plain, files))}")
     if written.left_out:
         print(f"  left out: {', '.join(map(plain, written.left_out))}")
-    measured = f"to {card.measured_to:,} tokens, by the survey" if card.measured_to else "nothing"
+    measured = (
+        f"to {card.measured_to:,} tokens, by the {'search' if card.search else 'survey'}"
+        if card.measured_to
+        else "nothing"
+    )
     print(f"  measured: {measured}")
     for finding in findings:
         if finding.severity != "note":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from theodolite.models.source import Source
     from theodolite.plan import ModelPlan
+    from theodolite.survey.found import Confirmation
     from theodolite.survey.scalings import Candidate
 
 _TRIED = ("yarn", "linear", "ntk", "dynamic", "llama3")
@@ -42,6 +43,28 @@ def read_survey(folder: Path, origin: Origin) -> dict[str, Any]:
     summary = read_survey(known, folder)
     schema.validate(summary)
     return summary
+
+
+def read_search(name: str | None, origin: Origin) -> Confirmation | None:
+    """What the search says that a scaling `search:DIR` names; None where another scaling is named.
+
+    Raises:
+        ValueError: it is of other files, or damaged.
+    """
+    from theodolite.survey.found import folder_of, read_confirmation
+
+    folder = None if name is None else folder_of(name)
+    if folder is None:
+        return None
+    search = read_confirmation(folder)
+    if search.fingerprint != origin.fingerprint:
+        raise ValueError(f"scaling: the search in {folder!r} was of other files than those of {origin.source.name}")
+    return search
+
+
+def searched_to(search: Confirmation | None) -> int:
+    """The tokens to which a search has confirmed what it found; 0 where it did not win."""
+    return search.lengths[-1] if search is not None and search.won else 0
 
 
 def choose(name: str | None, to: int | None, plan: ModelPlan, summary: dict[str, Any] | None) -> tuple[Candidate, int]:
@@ -132,6 +155,17 @@ def measured_to(entry: dict[str, Any] | None) -> int:
     if entry is None:
         return 0
     return int((entry["holds_to"] if entry["bands"] else entry["reaches"]) or 0)
+
+
+def unconfirmed(name: str, to: int, search: Confirmation) -> str:
+    from theodolite.report.figures import plain
+
+    if not search.won:
+        return f"scaling: {name}: {plain(search.why)} Take the named scaling, search further, or say --unmeasured"
+    return (
+        f"to: {name} to {to:,} tokens is not measured: the search confirmed it to {searched_to(search):,}; give a "
+        "length within that, a search that goes further, or --unmeasured"
+    )
 
 
 def unreached(name: str, to: int, entry: dict[str, Any] | None, summary: dict[str, Any]) -> str:

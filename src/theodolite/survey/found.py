@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,93 @@ def with_found(plan: ModelPlan, rope_theta: float, scaling: Scaling) -> ModelPla
 
 def recorded(shipped: Rotary, found: Rotary) -> dict[str, Any]:
     """What `read_found` needs, as plain data: the frequencies it was found for, the base and the scaling."""
-    scaling = {name: value for name, value in asdict(found.scaling).items() if value is not None}
+    given = {name: value for name, value in asdict(found.scaling).items() if value is not None}
+    scaling = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
     return {
         "shipped_inv_freq": _frequencies(shipped),
         "rope_theta": found.rope_theta,
         "scaling": {"rope_type": found.scaling.rope_type, **scaling},
     }
+
+
+def folder_of(name: str) -> str | None:
+    """The folder of a scaling that is named `search:DIR`; None of any other name."""
+    kind, _, folder = name.strip().partition(":")
+    return folder if kind == NAME else None
+
+
+def read_result(folder: str) -> dict[str, Any]:
+    """What a search wrote.
+
+    Raises:
+        PlanError: there is no such search, or the file is damaged or of another version.
+    """
+    path, name = Path(folder) / FILE, f"{NAME}:{folder}"
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise ValueError("it is too large for one")
+        told = parse_object(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise PlanError("scaling", name, f"{path} cannot be read as a result of a search: {error}") from None
+    if told.get("schema") != SCHEMA:
+        raise PlanError("scaling", name, f"{path} is no result of a search of this version")
+    return told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmation:
+    """What full passes gave of what a search has found, checked.
+
+    Args:
+        fingerprint: of the model's files.
+        to: the length (tokens) that was searched for.
+        lengths: those confirmed, rising.
+        recall: by length and name, "found" and the named scalings that it was held against.
+        short: nats a token of short text, by name.
+        texts: name, tokens and SHA-256 of each text.
+        won: whether it is better than each of them.
+    """
+
+    version: str
+    fingerprint: str
+    dtype: str
+    to: int
+    lengths: tuple[int, ...]
+    recall: Mapping[int, Mapping[str, float]]
+    short: Mapping[str, float]
+    texts: tuple[tuple[str, int, str], ...]
+    won: bool
+    why: str
+
+
+def read_confirmation(folder: str) -> Confirmation:
+    """What a search says of what it found.
+
+    Raises:
+        PlanError: there is no such search, or it is damaged.
+    """
+    told, name = read_result(folder), f"{NAME}:{folder}"
+    try:
+        details, confirmed = told["model_details"], told["confirmed"]
+        names = ("found", *told["rivals"])
+        recall = {
+            int(entry["length"]): {one: float(entry["recall"][one]) for one in names} for entry in confirmed["lengths"]
+        }
+        return Confirmation(
+            version=str(told["theodolite"]),
+            fingerprint=str(details["fingerprint"]),
+            dtype=str(details["dtype"]),
+            to=int(told["to"]),
+            lengths=tuple(sorted(recall)),
+            recall=recall,
+            short={one: float(confirmed["short"][one]) for one in names},
+            texts=tuple((str(x["name"]), int(x["tokens"]), str(x["sha256"])) for x in told["texts"]["confirm"]),
+            won=told["won"] is True and bool(recall),
+            why=str(told["why"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"{Path(folder) / FILE} cannot be read as a result of a search: {error!r}"
+        raise PlanError("scaling", name, reason) from None
 
 
 def read_found(folder: str, plan: ModelPlan) -> ModelPlan:
@@ -45,25 +127,20 @@ def read_found(folder: str, plan: ModelPlan) -> ModelPlan:
     Raises:
         PlanError: there is no such search, it is damaged, or it was made for other frequencies.
     """
-    path = Path(folder) / FILE
+    told, name = read_result(folder), f"{NAME}:{folder}"
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise ValueError("it is too large for one")
-        told = parse_object(path.read_bytes())
-        if told["schema"] != SCHEMA:
-            raise PlanError("scaling", f"{NAME}:{folder}", f"{path} is no result of a search of this version")
         winner = told["winner"]
         scaling = dict(winner["scaling"])
         kind = _SCALINGS[scaling.pop("rope_type")]
-        made = kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in scaling.items()})
+        made = kind(**{key: tuple(x) if isinstance(x, list) else x for key, x in scaling.items()})
         theta, before = float(winner["rope_theta"]), np.asarray(winner["shipped_inv_freq"], dtype=np.float64)
     except PlanError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{path} cannot be read as a result of a search: {error}"
-        raise PlanError("scaling", f"{NAME}:{folder}", reason) from None
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"{Path(folder) / FILE} cannot be read as a result of a search: {error!r}"
+        raise PlanError("scaling", name, reason) from None
     if len(plan.scalable) != 1 or not np.array_equal(before, np.asarray(_frequencies(plan.scalable[0]))):
-        raise PlanError("scaling", f"{NAME}:{folder}", "it was found for a model with other frequencies")
+        raise PlanError("scaling", name, "it was found for a model with other frequencies")
     return with_found(plan, theta, made)
 
 

@@ -7,13 +7,38 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from theodolite.models.extend.markdown import block, code, escaped, table
 from theodolite.plan import DynamicNTK, ModelPlan
 from theodolite.plan.describe import describe
 from theodolite.plan.engines import settings
 from theodolite.plan.findings import find
+
+
+class Searched(Protocol):
+    """What a search gave, as `survey.found.Confirmation` has it: that room stands below this one."""
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def lengths(self) -> tuple[int, ...]: ...
+
+    @property
+    def recall(self) -> Mapping[int, Mapping[str, float]]: ...
+
+    @property
+    def short(self) -> Mapping[str, float]: ...
+
+    @property
+    def texts(self) -> tuple[tuple[str, int, str], ...]: ...
+
+    @property
+    def why(self) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +52,8 @@ class Card:
         to: tokens.
         summary: of the survey that it rests on (docs/summary.md), or None.
         entry: what the survey found of this scaling, or None where it tried another.
-        measured_to: tokens up to which the survey found it to hold, or to copy; 0 for none.
+        search: the result of the search that found it (docs/search.md), or None.
+        measured_to: tokens up to which it was found to hold, or to copy; 0 for none.
         part: the key of the language model in a config of several parts.
     """
 
@@ -39,6 +65,7 @@ class Card:
     to: int
     summary: Mapping[str, Any] | None = None
     entry: Mapping[str, Any] | None = None
+    search: Searched | None = None
     measured_to: int = 0
     part: str | None = None
 
@@ -92,10 +119,32 @@ def _warned(card: Card) -> Iterator[str]:
         yield "\n".join(f"- {code(f.field)}: {escaped(f.message)}. To change it: {escaped(f.fix)}." for f in found)
 
 
+def _searched(search: Searched) -> Iterator[str]:
+    """What full passes gave of a frequency map that a search has found, beside the best named scalings."""
+    texts = "; ".join(
+        f"{escaped(name)}, {tokens:,} tokens, SHA-256 {code(sha256)}" for name, tokens, sha256 in search.texts
+    )
+    yield (
+        f"Found by `theodolite search` {escaped(search.version)}, and confirmed by full passes in "
+        f"{escaped(search.dtype)} over text that it did not see: {texts}."
+    )
+    heads = ("", *(f"recall at {length:,}" for length in search.lengths), "short text, nats a token")
+    rows = [
+        [code(name), *(f"{search.recall[length][name]:.1%}" for length in search.lengths), f"{short:.4f}"]
+        for name, short in search.short.items()
+    ]
+    yield table(heads, rows)
+    yield escaped(search.why)
+
+
 def _measured(card: Card) -> Iterator[str]:
     yield "## What was measured"
     summary, entry = card.summary, card.entry
+    if card.search is not None:
+        yield from _searched(card.search)
     if summary is None or entry is None:
+        if card.search is not None:
+            return
         yield (
             "Nothing: no survey of this scaling stands behind this length. `theodolite survey` with "
             f"{code(f'--scaling none,{card.scaling} --to {card.to}')} measures it."
