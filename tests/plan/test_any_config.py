@@ -236,3 +236,9 @@ def test_the_largest_model_without_its_width() -> None:
     given = {"general.architecture": "gemma2", **{f"gemma2.{name}": value for name, value in keys.items()}}
     with pytest.raises(PlanError, match=r"gemma2\.embedding_length in f: got None"):
         read_metadata(given, source="f")
+
+
+def test_a_name_of_a_family_that_fills_a_screen() -> None:
+    with pytest.raises(PlanError, match="a name of 101 characters; at most 100") as caught:
+        read_config({"model_type": "x" * 101, **SMALL})
+    assert len(str(caught.value)) < 300

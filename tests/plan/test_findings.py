@@ -314,6 +314,16 @@ class TestOtherFiles:
         stated = {**params, "rope_scaling_factor": 32}
         assert find(read_params(stated), stated, source="params") == ()
 
+    def test_a_factor_that_no_layer_has(self) -> None:
+        """Where every layer is without rotation nothing is scaled, whatever is stated."""
+        params = {
+            "dim": 4096, "n_layers": 4, "n_heads": 32, "rope_theta": 500000.0, "use_scaled_rope": True,
+            "attention_chunk_size": 8192, "nope_layer_interval": 1, "attn_temperature_tuning": True,
+        }  # fmt: skip
+        plan = read_params(params)
+        assert plan.rotaries == ()
+        assert not [finding for finding in find(plan, params, source="params") if finding.field == "use_scaled_rope"]
+
 
 # What stands of a right config: the base that only transformers 5 looks for in rope_parameters, and what is true of
 # every model of the family.

@@ -27,7 +27,7 @@ The exit status is 0 where nothing is wrong, 1 for a finding of severity error (
 """
 _NARROWEST, _USUAL = 40, 100
 # Models have some ten thousand; a file may state what would fill the disk.
-_MOST_NUMBERS = 2**22
+_MOST_NUMBERS = 2**20
 
 
 def add_parser(verbs: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from theodolite.plan.findings.finding import Finding
 from theodolite.plan.model import ModelPlan
+from theodolite.plan.scaling import Llama3
 
 
 def gguf_findings(plan: ModelPlan, keys: Mapping[str, Any]) -> Iterator[Finding]:
@@ -25,12 +26,13 @@ def gguf_findings(plan: ModelPlan, keys: Mapping[str, Any]) -> Iterator[Finding]
 
 def params_findings(plan: ModelPlan, params: Mapping[str, Any]) -> Iterator[Finding]:
     """Of a params.json."""
-    if params.get("use_scaled_rope") and params.get("rope_scaling_factor") is None:
-        factor = next((getattr(rotary.scaling, "factor", None) for rotary in plan.rotaries), None)
+    factors = [rotary.scaling.factor for rotary in plan.rotaries if isinstance(rotary.scaling, Llama3)]
+    # Another scaling that is stated beside it takes its place.
+    if factors and params.get("use_scaled_rope") and params.get("rope_scaling_factor") is None:
         yield Finding(
             severity="warning",
             field="use_scaled_rope",
-            message=f"the file does not state the factor; Meta's code has {factor:g} written into it, and the "
+            message=f"the file does not state the factor; Meta's code has {factors[0]:g} written into it, and the "
             "config.json of Llama 3.2 1B and 3B has 32",
             fix="compare with the config.json of the same model, and state rope_scaling_factor",
             reference="meta-llama/llama-models#241",

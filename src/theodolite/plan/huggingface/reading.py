@@ -34,6 +34,7 @@ TEXT_PARTS = ("text_config", "thinker_config", "llm_config", "language_config")
 # Of layers that differ in width, base or type, and of their heads together; the largest models have some ten.
 _MOST_KINDS, _MOST_CHANNELS = 1024, 2**21
 _MOST_NUMBERS = 2**22
+_LONGEST_NAME = 100
 
 # Top-level keys that speak of rotation and are read, or change nothing in a language model's positions.
 _KNOWN = {
@@ -98,6 +99,9 @@ def _read(config: Config, part: Part | None) -> ModelPlan:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise PlanError("model_type", model_type, "the config must name its family")
+    if len(model_type) > _LONGEST_NAME:
+        # It stands in messages, tables and pictures.
+        raise PlanError("model_type", model_type, f"a name of {len(model_type):,} characters; at most {_LONGEST_NAME}")
     _refuse_unreadable(config)
     unrotated = read_unrotated(config, part)
     if unrotated is not None:
