@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.conformance import assert_conforms, check_rotate
-from theodolite.encodings import RotaryEmbedding
+from theodolite.encodings import LearnedBase, RotaryEmbedding
 from theodolite.plan import DynamicNTK, Llama3, PlanError, Rotary, YaRN
 
 from .test_rotation import FAULTS as OLDER
@@ -227,3 +227,38 @@ class TestClaims:
         verdicts = check_rotate(broken, PLAIN)
         assert all(verdict.outcome in ("fail", "skip") for verdict in verdicts)
         assert "no such kernel" in str(verdicts[0])
+
+
+class TestOneFaultOneCause:
+    """What is wrong near by is not given another cause far out, or in the gradient."""
+
+    def test_another_base(self) -> None:
+        verdicts = {v.name: v for v in check_rotate(copy.deepcopy(OLDER["another base"][0]), PLAIN)}
+        assert "the base is 500,000" in (verdicts["angles"].cause or "")
+        assert verdicts["far angles"].cause == verdicts["angles"].cause
+        assert verdicts["gradient"].outcome == "skip"
+
+    def test_tables_of_one_layout_in_a_rotation_of_the_other(self) -> None:
+        verdicts = {v.name: v for v in check_rotate(OLDER["table interleaved, rotation in halves"][0], PLAIN)}
+        assert {verdicts[name].cause for name in ("norms", "angles", "far angles")} == {verdicts["norms"].cause}
+
+    def test_a_table_that_is_put_back_for_short_calls(self) -> None:
+        """Dynamic NTK of transformers: only a call between the short and the longest shows what was kept."""
+
+        class PutBack:
+            longest = 0
+
+            def __call__(self, q: Any, k: Any, positions: Any) -> Any:
+                needed = int(positions.max()) + 1
+                self.longest = 0 if needed <= 512 else max(self.longest, needed)
+                inv_freq = Rotary(head_dim=32, rope_theta=1e4 * max(1.0, self.longest / 512)).inv_freq()
+                return tuple(_apply(x, _angles(positions, inv_freq=inv_freq)) for x in (q, k))
+
+        history = next(v for v in check_rotate(PutBack(), PLAIN) if v.name == "history")
+        assert history.failed
+        assert "something is kept of the longest call" in (history.cause or "")
+
+    def test_a_module_that_learns(self) -> None:
+        rotary = Rotary(head_dim=32, rope_theta=1e4)
+        verdicts = check_rotate(LearnedBase(rotary), rotary, furthest=8191)
+        assert not [str(v) for v in verdicts if "could not be run" in v.message]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.models.conftest import calm  # noqa: F401
+from tests.models.tiny import tiny
 from theodolite.conformance import check_model
 
 from . import planted
@@ -112,3 +113,28 @@ class TestWhere:
         model, plan = plant(monkeypatch)
         verdict = next(one for one in check_model(model, plan) if one.name == check)
         assert verdict.starts_at == starts
+
+
+class TestNoNumbers:
+    """Where logits are no numbers nothing that compares them has an answer, and none may pass."""
+
+    def test_a_table_of_no_numbers(self) -> None:
+        model = tiny("llama")
+        model.model.rotary_emb.inv_freq.fill_(float("nan"))
+        verdicts = {verdict.name: verdict for verdict in check_model(model)}
+        assert verdicts["finite logits"].failed
+        assert verdicts["tables"].failed
+        assert "never filled in" in (verdicts["tables"].cause or "")
+        assert verdicts["rotation"].failed
+        assert "could not be run" not in verdicts["rotation"].message
+        for name in ("shift", "batch", "left padding", "packing", "chunked prefill", "decode", "history"):
+            assert verdicts[name].outcome == "skip", name
+        assert not [v for v in verdicts.values() if v.outcome == "pass" and "inf" in v.message]
+
+    def test_weights_of_no_numbers(self) -> None:
+        model = tiny("llama")
+        model.model.layers[0].mlp.down_proj.weight.data.fill_(float("nan"))
+        verdicts = {verdict.name: verdict for verdict in check_model(model)}
+        assert verdicts["finite logits"].failed
+        assert verdicts["tables"].outcome == "pass"
+        assert verdicts["shift"].outcome == "skip"

@@ -14,10 +14,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, FalconConfig
 
 from theodolite.models import LoadError, patched
-from theodolite.models.convert import NOTE, convert_layout
+from theodolite.models.convert import convert_layout
+from theodolite.models.load import load_model
 from theodolite.models.tensor_files import read_tensor_file
+from theodolite.plan.findings import find
+from theodolite.plan.open import open_model
+from theodolite.plan.pair_layout import FILE as NOTE
 
 from .tiny import logits, own_plan, spread, tiny, tokens
+from .tiny_files import write_folder
 from .trained_pairs import HEADS, KEY_HEADS, WIDTH
 
 FAMILIES = [
@@ -305,3 +310,32 @@ class TestSites:
         )  # fmt: skip
         assert all(name.startswith("model.") for name in done.moved)
         assert len(done.moved) == 2
+
+
+class TestWhatReadsIt:
+    """A checkpoint in the other layout is nonsense to its family's code: whoever reads the folder is told."""
+
+    def test_inspect_load_and_back(self, tmp_path):
+        source, other, back = tmp_path / "halves", tmp_path / "interleaved", tmp_path / "back"
+        write_folder(source)
+        convert_layout(source, other, to="interleaved", source_layout="halves")
+        opened = open_model(str(other))
+        assert opened.layout == "interleaved"
+        assert all(rotary.interleaved for rotary in opened.plan.rotaries)
+        (finding,) = [f for f in find(opened.plan, opened.raw, layout=opened.layout) if f.severity == "error"]
+        assert finding.field == "pair_layout.json"
+        assert "--to half" in finding.fix
+        with pytest.raises(LoadError, match=r"is in interleaved pairs \(pair_layout.json\).*--to half"):
+            load_model(str(other), dtype="float32", device="cpu")
+        convert_layout(other, back, to="halves")
+        assert open_model(str(back)).layout is None
+        load_model(str(back), dtype="float32", device="cpu")
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"[]", b"{}", b'{"layout": 3}', b'{"layout": "both"}', b"\xff", b"{" * 9999]
+    )
+    def test_a_file_that_says_nothing(self, tmp_path, content):
+        write_folder(tmp_path / "model")
+        (tmp_path / "model" / "pair_layout.json").write_bytes(content)
+        with pytest.raises(ValueError, match=r"pair_layout\.json"):
+            open_model(str(tmp_path / "model"))

@@ -178,7 +178,7 @@ def _tell(options: argparse.Namespace, card: Card, written: Written) -> int:
     from theodolite.report.figures import plain
 
     opened = open_model(str(written.path))
-    findings = find(opened.plan, opened.raw, source=opened.kind)
+    findings = find(opened.plan, opened.raw, source=opened.kind, layout=opened.layout)
     errors = [finding for finding in findings if finding.severity == "error"]
     if options.json:
         print(json.dumps(_as_json(card, written, findings), allow_nan=False))

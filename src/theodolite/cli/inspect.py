@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         # Names and keys in it are a stranger's.
         raise ValueError(plain(str(error))) from error
-    findings = find(opened.plan, opened.raw, source=opened.kind)
+    findings = find(opened.plan, opened.raw, source=opened.kind, layout=opened.layout)
     _draw(opened, findings, options)
     status = FAULTY if any(finding.severity == "error" for finding in findings) else CLEAN
     if other is not None:

@@ -44,10 +44,12 @@ class Asked:
 
     def turn(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Call the function with q and k of (B, H, S, D), whatever its own order of axes is."""
-        if self.heads_first:
-            return self.rotate(q, k, positions)
-        turned = self.rotate(q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous(), positions)
-        return turned[0].transpose(1, 2), turned[1].transpose(1, 2)
+        # A module that learns would give numbers that carry gradients, which nobody asked for.
+        with torch.set_grad_enabled(q.requires_grad or k.requires_grad):
+            if self.heads_first:
+                return self.rotate(q, k, positions)
+            turned = self.rotate(q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous(), positions)
+            return turned[0].transpose(1, 2), turned[1].transpose(1, 2)
 
     def inputs(self, *, heads: int, tokens: int, rows: int = 1, key_heads: int | None = None) -> tuple[Tensor, Tensor]:
         """Random queries and keys of length 1, float32."""

@@ -272,6 +272,20 @@ def far_angles(asked: Asked) -> Verdict:
             cause="angles are products in float32",
             cure="compute angles in float64 and round cos and sin",
         )
+    near = angles(asked)
+    if near.failed:
+        # What is wrong near is wrong here, and near is where it can be told.
+        message = f"cos and sin are off by {told}, and near by already"
+        return Verdict(
+            name=name,
+            outcome="fail",
+            message=message,
+            deviation=float(error.max()),
+            tolerance=float(table.allowed().max()),
+            starts_at=near.starts_at,
+            cause=near.cause,
+            reference=near.reference,
+        )
     return _judge_table(asked, name, table, table.allowed(), f"up to position {positions[-1]:,}")
 
 

@@ -84,14 +84,15 @@ class Table:
         candidates = np.arange(limit, dtype=np.float64)[:, None] * self.inv_freq
         cos, sin = self.amplitude * np.cos(candidates), self.amplitude * np.sin(candidates)
         found = []
-        for row in range(len(self.positions)):
+        # Rows are looked for from the last on: a wrong one is told soonest far out.
+        for row in range(len(self.positions))[::-1]:
             apart = np.maximum(np.abs(cos - self.cos[row]), np.abs(sin - self.sin[row])).max(-1)
             best = int(apart.argmin())
             roundings = (math.log(self.rope_theta) + 8) * 2.0**-23 * best
             if apart[best] > self.amplitude * (min(roundings, 0.5) + 8 * self.table_eps):
                 return None
             found.append(best)
-        return found
+        return found[::-1]
 
 
 def rounded(values: NDArray[np.generic], dtype: str) -> Float64:

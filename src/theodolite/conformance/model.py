@@ -9,13 +9,20 @@ import numpy as np
 
 from theodolite.conformance import batches, bias, caches, casts, moved, rotation, tables
 from theodolite.conformance.subject import Subject
-from theodolite.conformance.verdict import Verdict
+from theodolite.conformance.verdict import Verdict, skipped
 from theodolite.models.errors import first_line
 from theodolite.models.quiet import quiet
 from theodolite.plan import ModelPlan
 from theodolite.plan.huggingface import read_config
 
 Check = Callable[[Subject], Verdict]
+
+FINITE = "finite logits"
+# What compares logits: without numbers it has no answer, and the causes that it would name are none.
+_OF_LOGITS = {
+    moved.HISTORY, moved.OBEYED, moved.SHIFT, batches.BATCH, batches.PADDING, batches.PACKING, caches.CHUNKS,
+    caches.DECODE, caches.CROSSING,
+}  # fmt: skip
 
 # History first, before other checks have made some.
 CHECKS: tuple[tuple[str, Check], ...] = (
@@ -68,7 +75,20 @@ def iterate(model: Any, plan: ModelPlan | None = None) -> Iterator[Verdict]:
     try:
         with quiet():
             subject = Subject(model, plan)
+            finite = subject.finite
+        if not finite:
+            yield Verdict(
+                name=FINITE,
+                outcome="fail",
+                message="its logits are no numbers, so that nothing which compares them can be asked",
+                starts_at=0,
+                cure="see the tables below; if they are right, the weights or their dtype are not",
+                reference="huggingface/transformers#45902",
+            )
         for name, check in CHECKS:
+            if not finite and name in _OF_LOGITS:
+                yield skipped(name, "its logits are no numbers")
+                continue
             with quiet():
                 verdict = _run(name, check, subject)
             yield verdict

@@ -49,6 +49,8 @@ def shift(subject: Subject) -> Verdict:
     """The same tokens 17 positions later have the same logits, where only distances count."""
     if subject.not_shift_invariant is not None:
         return skipped(SHIFT, f"the model has {subject.not_shift_invariant}")
+    if subject.original is not None and _SHIFT + subject.ids.shape[1] > subject.original:
+        return skipped(SHIFT, f"the frequencies change at {subject.original:,} tokens, which the moved ones pass")
     return _shifted(subject, SHIFT, _SHIFT, f"{subject.ids.shape[1]} tokens moved by {_SHIFT} positions")
 
 
@@ -133,8 +135,14 @@ def _learned(subject: Subject, stated: int) -> Verdict:
 
 
 def _raised(stated: int, error: Exception) -> Verdict:
-    message = f"a token past {stated:,} is refused ({type(error).__name__}: {first_line(error):.80})"
+    message = f"a token past {stated:,} is refused ({_said(error):.100})"
     return Verdict(name=PAST, outcome="pass", message=message)
+
+
+def _said(error: Exception) -> str:
+    """The name of an exception, once, and what it says."""
+    name, said = type(error).__name__, first_line(error)
+    return said if said.startswith(name) else f"{name}: {said}"
 
 
 def history(subject: Subject) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -16,39 +17,7 @@ from theodolite.plan import Rotary
 
 ROTATION, SCALE = "rotation", "score scale"
 # A prime number of tokens: no axis of heads is as long.
-_POSITIONS = [
-    0,
-    1,
-    2,
-    3,
-    5,
-    8,
-    13,
-    21,
-    34,
-    55,
-    89,
-    90,
-    91,
-    92,
-    93,
-    94,
-    95,
-    96,
-    97,
-    98,
-    99,
-    100,
-    101,
-    102,
-    103,
-    104,
-    105,
-    106,
-    107,
-    108,
-    109,
-]
+_POSITIONS = [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, *range(89, 110)]
 
 
 def rotation(subject: Subject) -> Verdict:
@@ -107,6 +76,9 @@ def _judge(subject: Subject, seen: Seen, index: int, positions: Tensor) -> tuple
         cause = Cause(words="the layer leaves the rotation out", reference="huggingface/transformers#37344")
         return _failed(index, "its queries and keys are not turned", 1.0, 0.0, 1, cause), 0.0, 0.0
     angles = angles_of(seen.tables.get(index), rotary.rotary_dim // 2)
+    if angles is not None and not (torch.isfinite(angles.cos).all() and torch.isfinite(angles.sin).all()):
+        cause = Cause(words="its table holds what is no number", reference="huggingface/transformers#45902")
+        return _failed(index, "queries and keys are turned by no angles", math.inf, 0.0, 0, cause), 0.0, 0.0
     if angles is None or angles.cos.shape[-1] != rotary.rotary_dim // 2 or len(calls[0].before) != 2:
         return None, 0.0, 0.0
     before, after = _heads_first(calls[0].before, positions), _heads_first(calls[-1].after, positions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -118,9 +119,15 @@ class Subject:
         return self.logits(self.ids)
 
     @cached_property
+    def finite(self) -> bool:
+        """Whether those are numbers: where they are not, nothing that compares logits has an answer."""
+        return bool(torch.isfinite(self.base).all())
+
+    @cached_property
     def scale(self) -> float:
         """The standard deviation of the logits, the unit of all differences."""
-        return float(self.base.std()) or 1.0
+        spread = float(self.base.std())
+        return spread if math.isfinite(spread) and spread > 0 else 1.0
 
     @cached_property
     def tolerance(self) -> float:
@@ -159,7 +166,8 @@ class Subject:
         """How far logits (S, V) or (B, S, V) are apart, and the first token that is off by more than `allowed`."""
         apart = (one - other).abs().amax(-1).reshape(-1, one.shape[-2]).amax(0) / self.scale
         apart = apart.nan_to_num(nan=float("inf"))
-        off = (apart > allowed).nonzero()
+        # What is no number is off, also where no number says what is allowed.
+        off = (~(apart <= allowed) | apart.isinf()).nonzero()
         return Difference(float(apart.max()), int(off[0]) if len(off) else None)
 
 

@@ -17,8 +17,9 @@ from theodolite.models.errors import LoadError
 from theodolite.models.layer_heads import LayerHeads, find_config, layer_of, read_raw
 from theodolite.models.rewritten import beside, require_new, whole_file, whole_folder, write_moved
 from theodolite.models.tensor_files import TensorFile, tensor_files
+from theodolite.plan.pair_layout import FILE as PAIR_LAYOUT
+from theodolite.plan.pair_layout import read_layout, write_layout
 
-NOTE = "pair_layout.json"
 """Says what layout a folder is in, where that is not the one that its config and its family's code say."""
 _ADAPTER = "It fits a base model that is converted alike, and no other."
 
@@ -191,7 +192,7 @@ def _layout_of(
     if detection is not None and detection.layout is not None:
         found, why = detection.layout, "its weights show it"
     elif note is not None:
-        found, why = note, f"its {NOTE} says so"
+        found, why = note, f"its {PAIR_LAYOUT} says so"
     elif heads.stated is not None:
         found, why = heads.stated, "its config and its family's code say so, and its weights do not tell"
     else:
@@ -213,9 +214,8 @@ def _asked(ask: Callable[[], Detection]) -> Detection | None:
 
 
 def _noted(source: Path) -> Layout | None:
-    file = source / NOTE
-    layout = read_raw(file).get("layout") if source.is_dir() and file.is_file() else None
-    return layout if layout in ("halves", "interleaved") else None
+    layout = read_layout(source) if source.is_dir() else None
+    return None if layout is None else "interleaved" if layout == "interleaved" else "halves"
 
 
 def _fit(heads: LayerHeads, to: Layout) -> tuple[bool | None, str]:
@@ -235,7 +235,7 @@ def _fit(heads: LayerHeads, to: Layout) -> tuple[bool | None, str]:
 
 def _state(source: Path, folder: Path, conversion: Conversion, heads: LayerHeads) -> None:
     """Say the layout in the folder: in the config where the family's code looks there, else in a note if it must be."""
-    (folder / NOTE).unlink(missing_ok=True)
+    (folder / PAIR_LAYOUT).unlink(missing_ok=True)
     file = find_config(source)
     if heads.told and file is not None and not is_adapter(source):
         config = read_raw(file)
@@ -243,5 +243,4 @@ def _state(source: Path, folder: Path, conversion: Conversion, heads: LayerHeads
         part["rope_interleave"] = conversion.to == "interleaved"
         (folder / file.name).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     elif not conversion.fits:
-        said = {"layout": conversion.to, "note": conversion.note}
-        (folder / NOTE).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+        write_layout(folder, conversion.to, conversion.note)

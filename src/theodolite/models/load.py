@@ -22,6 +22,8 @@ from theodolite.models.source import Source, count_folder_parameters, fingerprin
 from theodolite.models.weights import loader, require_numbers, require_weights
 from theodolite.plan import ModelPlan
 from theodolite.plan.huggingface import read_config
+from theodolite.plan.pair_layout import FILE as PAIR_LAYOUT
+from theodolite.plan.pair_layout import differs, read_layout
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 # Quantised weights lie packed in the files, up to sixteen of two bits in one number of 32.
@@ -118,6 +120,13 @@ def load_model(
     config = read_config_dict(folder)
     _require_own_code(config, source.location)
     plan = read_config(config, source=f"config.json of {source.location}")
+    layout = read_layout(folder)
+    if differs(plan, layout):
+        other = "half" if layout == "interleaved" else "interleaved"
+        raise LoadError(
+            f"{source.location} is in {layout} pairs ({PAIR_LAYOUT}), and the code of {plan.model_type} turns the "
+            f"other ones: theodolite convert layout {source.location} OUT --to {other}"
+        )
     if rotary and not plan.rotaries:
         raise LoadError(positions_instead(plan))
     held = count_folder_parameters(folder)

@@ -15,6 +15,7 @@ from theodolite.plan.huggingface import read_config
 from theodolite.plan.huggingface.reading import TEXT_PARTS
 from theodolite.plan.json_object import DEEPEST, MOST_VALUES, fits, holds_more
 from theodolite.plan.model import ModelPlan
+from theodolite.plan.pair_layout import differs, read_layout, with_layout
 from theodolite.plan.params import is_params, read_params
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -35,6 +36,8 @@ class Opened:
         location: the file that was read.
         kind: "config" (transformers), "params" (Meta's or Mistral's) or "gguf".
         raw: the file's content: the config, the params, or the GGUF's metadata without its tokenizer's.
+        layout: the pair layout that a file beside it states, where it is another than the family's code has; the plan
+            then has it.
     """
 
     plan: ModelPlan
@@ -42,6 +45,7 @@ class Opened:
     location: str
     kind: str
     raw: Mapping[str, Any] = field(repr=False)
+    layout: str | None = None
 
     @property
     def part(self) -> str | None:
@@ -101,7 +105,12 @@ def _open_file(path: Path, name: str) -> Opened:
         return Opened(plan=plan, name=name, location=str(path), kind="gguf", raw=keys)
     raw = _read_json(path)
     kind, read = ("params", read_params) if is_params(raw) else ("config", read_config)
-    return Opened(plan=read(raw, source=str(path)), name=name, location=str(path), kind=kind, raw=raw)
+    plan = read(raw, source=str(path))
+    layout = read_layout(path.parent)
+    if layout is None or not differs(plan, layout):
+        return Opened(plan=plan, name=name, location=str(path), kind=kind, raw=raw)
+    stored = with_layout(plan, layout)
+    return Opened(plan=stored, name=name, location=str(path), kind=kind, raw=raw, layout=layout)
 
 
 def _in_folder(folder: Path) -> Path:

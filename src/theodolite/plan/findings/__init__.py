@@ -7,7 +7,7 @@ from typing import Any
 
 from theodolite.plan.findings.dialect import dialect_findings
 from theodolite.plan.findings.finding import SEVERITIES, Finding, Severity
-from theodolite.plan.findings.formats import gguf_findings, params_findings
+from theodolite.plan.findings.formats import gguf_findings, layout_finding, params_findings
 from theodolite.plan.findings.layers import layer_findings
 from theodolite.plan.findings.scaling import scaling_findings
 from theodolite.plan.model import ModelPlan
@@ -17,14 +17,18 @@ __all__ = ["SEVERITIES", "Finding", "Severity", "find"]
 _BY_SOURCE = {"config": dialect_findings, "gguf": gguf_findings, "params": params_findings}
 
 
-def find(plan: ModelPlan, raw: Mapping[str, Any] | None = None, *, source: str = "config") -> tuple[Finding, ...]:
+def find(
+    plan: ModelPlan, raw: Mapping[str, Any] | None = None, *, source: str = "config", layout: str | None = None
+) -> tuple[Finding, ...]:
     """What is wrong with a plan, gravest first.
 
     Args:
         raw: the content of the file that the plan was read from, for what is about its dialect.
         source: what `raw` is: "config" (transformers), "gguf" (metadata) or "params" (Meta's or Mistral's).
+        layout: the pair layout that the checkpoint is in, where it is another than the family's code has.
     """
-    found = [*scaling_findings(plan), *layer_findings(plan)]
+    found = [] if layout is None else [layout_finding(plan, layout)]
+    found += [*scaling_findings(plan), *layer_findings(plan)]
     if raw is not None:
         found += _BY_SOURCE[source](plan, raw)
     # Layers may share a fault, and are told of it once.

@@ -1,4 +1,4 @@
-"""Findings about files that are no configs: the metadata of a GGUF, the params.json of Meta and Mistral."""
+"""Findings about files that are no configs: a GGUF's metadata, params.json, the pair layout stated beside a config."""
 
 from __future__ import annotations
 
@@ -37,3 +37,16 @@ def params_findings(plan: ModelPlan, params: Mapping[str, Any]) -> Iterator[Find
             fix="compare with the config.json of the same model, and state rope_scaling_factor",
             reference="meta-llama/llama-models#241",
         )
+
+
+def layout_finding(plan: ModelPlan, layout: str) -> Finding:
+    """Of a checkpoint whose rows stand for other pairs than the family's code turns."""
+    other = "half" if layout == "interleaved" else "interleaved"
+    return Finding(
+        severity="error",
+        field="pair_layout.json",
+        message=f"the rows of q and k stand for {layout} pairs, and the code of {plan.model_type} turns the other "
+        "ones: run by transformers or an engine, every position but the first is wrong, and nothing errors",
+        fix=f"theodolite convert layout IN OUT --to {other}, or code that turns {layout} pairs",
+        reference="huggingface/candle#3948",
+    )
