@@ -200,7 +200,7 @@ def _layout_of(
     if found == to:
         raise ValueError(
             f"{source} is {found} already: {why}. Converting it again would spoil it; if it is {other}, say so "
-            f"(source_layout, --from)"
+            f"(--from {'half' if other == 'halves' else other}; source_layout in Python)"
         )
     return found, why
 
