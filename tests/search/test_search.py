@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from theodolite.plan import Llama3, PlanError
 from theodolite.plan.huggingface import read_config
 from theodolite.search import Settings, run, search
 from theodolite.search.confirm import Confirmed, bands, depths, gain, lengths_to_confirm
+from theodolite.search.result import is_better
 from theodolite.search.settings import shared_out
 from theodolite.search.trials import Measure, Trials
 from theodolite.survey.found import read_found
@@ -203,6 +205,27 @@ class TestConfirm:
         assert found["low"] < found["mean"] < found["high"]
         # Four standard errors of 24 draws with 0.1 each.
         assert found["high"] - found["low"] == pytest.approx(4 * 0.1 / 24**0.5, rel=0.4)
+
+
+class TestBetter:
+    """It wins where the gain is beyond doubt over each rival, at each length, and no short text is given for it."""
+
+    @staticmethod
+    def entry(**lows: float) -> dict[str, Any]:
+        return {"gain": {name: {"mean": low + 0.05, "low": low, "high": low + 0.1} for name, low in lows.items()}}
+
+    @pytest.mark.parametrize(("lows", "short", "better"), [
+        ([{"yarn": 0.01, "ntk": 0.2}], 3.5, True),
+        ([{"yarn": -0.01, "ntk": 0.2}], 3.5, False),
+        ([{"yarn": 0.01, "ntk": 0.0}], 3.5, False),
+        ([{"yarn": 0.01, "ntk": 0.2}, {"yarn": -0.01, "ntk": 0.2}], 3.5, False),
+        ([{"yarn": 0.01, "ntk": 0.2}], 3.6, True),
+        ([{"yarn": 0.01, "ntk": 0.2}], 3.65, False),
+        ([{"yarn": 0.01, "ntk": 0.2}], 3.8, False),
+    ])  # fmt: skip
+    def test_rule(self, lows, short, better):
+        entries = [self.entry(**one) for one in lows]
+        assert is_better(entries, {"found": short, "yarn": 3.6, "ntk": 3.7}, ["yarn", "ntk"]) is better
 
 
 def document(tokens: int) -> Document:

@@ -55,8 +55,7 @@ def summarize(loaded: LoadedModel, settings: Settings, searched: Searched) -> di
     rivals = [rival.name for rival in searched.rivals]
     lengths = [_confirmed(searched, rivals, length) for length in searched.lengths]
     short = {name: _rounded(one.short) for name, one in searched.confirmed.items()}
-    gains = [entry["gain"][rival]["low"] > 0 for entry in lengths for rival in rivals]
-    won = searched.copies and all(gains) and all(short[FOUND] <= short[rival] for rival in rivals)
+    won = searched.copies and is_better(lengths, short, rivals)
     name = f"{NAME}:{settings.out}"
     candidate = Candidate(name=name, plan=searched.winner.plan)
     return {
@@ -88,6 +87,12 @@ def summarize(loaded: LoadedModel, settings: Settings, searched: Searched) -> di
         "why": _why(won, lengths, short, rivals) if searched.copies else f"It did not win: {NO_COPYING}.",
         "settings": settings_of(candidate, model=loaded.name, length=settings.to),
     }
+
+
+def is_better(lengths: list[dict[str, Any]], short: dict[str, float], rivals: list[str]) -> bool:
+    """Whether what was found wins over each rival, as DEFINITIONS has it."""
+    gains = all(entry["gain"][rival]["low"] > 0 for entry in lengths for rival in rivals)
+    return gains and all(short[FOUND] <= short[rival] for rival in rivals)
 
 
 def _winner(loaded: LoadedModel, searched: Searched) -> dict[str, Any]:
