@@ -51,6 +51,13 @@ def add_parser(verbs: Any) -> None:
         "--evaluations", type=int, default=120, metavar="K", help="how many maps are tried (default: %(default)s)"
     )
     parser.add_argument(
+        "--tokens",
+        type=tokens_argument,
+        metavar="K",
+        help="how many tokens are read for a trial, in chunks spread over the length: more come closer to a full pass, "
+        "and take longer (default: N / 2)",
+    )
+    parser.add_argument(
         "--space",
         default="yarn,pairs",
         metavar="LIST",
@@ -91,6 +98,7 @@ def run(options: argparse.Namespace) -> int:
         to=options.to,
         texts=tuple(options.text),
         evaluations=options.evaluations,
+        tokens=options.tokens,
         spaces=tuple(name.strip() for name in options.space.split(",") if name.strip()),
         against=options.against,
         seed=options.seed,

@@ -34,9 +34,9 @@ DEFINITIONS = {
         "scored, over all distances: the spread reach of a survey. `accuracy` is the share that was the most likely."
     ),
     "short": "Mean nats a token of short texts, each read alone from position 0.",
+    "rivals": "The named scaling of each kind that copies best, two at most; the model as shipped is none.",
     "cost": (
-        f"copying + {SHORT_WEIGHT:g} x what `short` lies above the least of the named scalings, of which the model as "
-        "shipped is none: what the search makes small."
+        f"copying + {SHORT_WEIGHT:g} x what `short` lies above the least of the rivals': what the search makes small."
     ),
     "recall": (
         "In a full pass over text that the search did not see, the share of tokens copied right from passages of each "
@@ -71,6 +71,7 @@ def summarize(loaded: LoadedModel, settings: Settings, searched: Searched) -> di
         "to": settings.to,
         "seed": settings.seed,
         "evaluations": settings.evaluations,
+        "tokens": settings.read,
         "left_out": searched.left_out,
         "texts": {
             "search": _text(searched.texts.search),

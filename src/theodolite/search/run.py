@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ from theodolite.survey.settings import Settings as SurveySettings
 from theodolite.survey.texts import read_documents
 from theodolite.survey.verdict import copying_threshold, mean_accuracy
 
-_SPREAD = Spread(tokens=4096, chunk=256, passages=2)
+_CHUNK, _PASSAGES = 256, 2
 _YARN_SHARE = 0.4
+_MOST_RIVALS = 2
 
 
 def search(loaded: LoadedModel, settings: Settings, listener: Listener) -> dict[str, Any]:
@@ -74,8 +75,8 @@ class _Search:
         self.bench, self.settings, self.texts, self.trained = bench, settings, texts, trained
         self.listener, self.shipped, self.to = bench.listener, bench.loaded.plan, settings.to
         quiet = Bench(bench.loaded, bench.store, Unsaid(bench.listener))
-        chunk = min(_SPREAD.chunk, self.to // 8)
-        self.measure = Trials(quiet, replace(_SPREAD, chunk=chunk), to=self.to, trained=trained)
+        spread = Spread(tokens=settings.read, chunk=min(_CHUNK, self.to // 8), passages=_PASSAGES)
+        self.measure = Trials(quiet, spread, to=self.to, trained=trained)
         self.trials: list[Trial] = []
         self.short = 0.0
 
@@ -92,9 +93,9 @@ class _Search:
         best: ModelPlan | None = None
         for name, evaluations in zip(wanted, _shares(self.settings.evaluations, wanted), strict=True):
             best = self._walk(name, have[name], best, evaluations)
-        finalists = self._finalists()
-        winner = finalists[0][0]
         rivals = self._rivals()
+        finalists = self._finalists(rivals)
+        winner = finalists[0][0]
         return Searched(
             trained=self.trained,
             texts=self.texts,
@@ -137,7 +138,7 @@ class _Search:
             self.listener.working(f"reach of {candidate.name}")
             measured.append(self._measured(candidate.plan, candidate.name))
             self.listener.finished(f"named  {candidate.name:<14} {_line(measured[-1])}")
-        self.short = min(measure.short for measure in measured[1:] or measured)
+        self.short = min(measured[index].short for index in _best_of_each(named, measured))
         for candidate, measure in zip(named, measured, strict=True):
             self._keep(candidate.name, "named", (), candidate.plan, measure)
 
@@ -167,7 +168,7 @@ class _Search:
         self.trials.append(Trial(name=name, space=space, point=point, plan=plan, measure=measure, cost=cost))
         return cost
 
-    def _finalists(self) -> list[tuple[Trial, float]]:
+    def _finalists(self, rivals: list[Trial]) -> list[tuple[Trial, float]]:
         """The best of what was searched, each with its cost on other text, least first."""
         distinct: dict[str, Trial] = {}
         for trial in sorted((t for t in self.trials if t.space != "named"), key=lambda t: t.cost):
@@ -175,8 +176,7 @@ class _Search:
         chosen = list(distinct.values())[: self.settings.finalists]
         if not self.texts.choice:
             return [(trial, trial.cost) for trial in chosen]
-        named = [t for t in self.trials if t.space == "named"][1:] or self.trials[:1]
-        short = min(self.measure.short_text(t.plan, self.texts.choice, t.name) for t in named)
+        short = min(self.measure.short_text(rival.plan, self.texts.choice, rival.name) for rival in rivals)
         again = []
         for trial in chosen:
             measure = self.measure.measure(trial.plan, self.texts.choice, trial.name)
@@ -186,12 +186,9 @@ class _Search:
         return sorted(again, key=lambda pair: pair[1])
 
     def _rivals(self) -> list[Trial]:
-        """The best of each kind of named scaling, best first; the model as shipped where there is no other."""
-        best: dict[str, Trial] = {}
-        for trial in sorted((t for t in self.trials if t.space == "named"), key=lambda t: t.cost):
-            best.setdefault(trial.name.split(":")[0], trial)
-        shipped = best.pop("none")
-        return list(best.values())[:2] or [shipped]
+        """The named scaling of each kind that copies best, best first; the model as shipped where there is no other."""
+        named = [trial for trial in self.trials if trial.space == "named"]
+        return [named[index] for index in _best_of_each(named, [trial.measure for trial in named])]
 
     def _confirm(self, winner: Trial, rivals: list[Trial], lengths: list[int]) -> dict[str, Confirmed]:
         found = {}
@@ -219,3 +216,12 @@ def _shares(evaluations: int, wanted: list[str]) -> list[int]:
 
 def _line(measure: Measure) -> str:
     return f"copying {measure.copying:.3f} nats ({measure.accuracy:.0%} right), short text {measure.short:.4f}"
+
+
+def _best_of_each(named: Sequence[Candidate | Trial], measured: Sequence[Measure]) -> list[int]:
+    """Which scalings copy best, one of each kind and two at most, best first; the model as shipped, which is the first,
+    only where there is no other."""
+    best: dict[str, int] = {}
+    for index in sorted(range(1, len(named)), key=lambda i: measured[i].copying):
+        best.setdefault(named[index].name.split(":")[0], index)
+    return list(best.values())[:_MOST_RIVALS] or [0]

@@ -28,8 +28,8 @@ class Searched:
 
     Args:
         copies: whether the model continues passages from near by, so that copying measures anything.
-        short: nats a token of short text above which a map pays: the least that a named scaling has.
-        rivals: the best of each kind of named scaling, best first.
+        short: nats a token of short text above which a map pays: the least that a rival has.
+        rivals: the named scaling of each kind that copies best, best first.
         winner: of the finalists the one that costs least on text that the search did not see.
         confirmed: by name, the winner's and the rivals'; the winner's name is "found".
     """

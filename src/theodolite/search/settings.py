@@ -13,6 +13,7 @@ from theodolite.survey.texts import Document, tokens_digest
 
 SPACES = ("yarn", "pairs")
 _LEAST_EVALUATIONS = 4
+_LEAST_READ = 512
 _CHOICES, _MORE_CONFIRMATIONS = 2, 1
 
 
@@ -27,6 +28,8 @@ class Settings:
         evaluations: how many frequency maps are tried, over all spaces.
         spaces: which spaces are searched, one after the other, the later beginning where the earlier ended.
         against: named scalings to beat, as a survey takes them; by default YaRN and NTK at several factors.
+        tokens: how many are read for a trial, of the length, in chunks spread over it; half of it by default. The more,
+            the more competes for attention, and the closer a trial comes to a full pass.
         finalists: how many of the best are measured again, on text that the search did not see.
         seed: of the optimiser.
         join: one document of all texts.
@@ -38,6 +41,7 @@ class Settings:
     evaluations: int = 120
     spaces: tuple[str, ...] = SPACES
     against: str | None = None
+    tokens: int | None = None
     finalists: int = 4
     seed: int = 0
     join: bool = False
@@ -45,9 +49,15 @@ class Settings:
     def __post_init__(self) -> None:
         require_whole(to=self.to, finalists=self.finalists)
         require_whole(seed=self.seed, least=0)
+        require_whole(tokens=self.tokens, least=_LEAST_READ)
         require_whole(evaluations=self.evaluations, least=_LEAST_EVALUATIONS)
         if not self.spaces or len(set(self.spaces)) < len(self.spaces) or not set(self.spaces) <= set(SPACES):
             raise PlanError("spaces", ",".join(self.spaces), f"one or more of {', '.join(SPACES)}, each once")
+
+    @property
+    def read(self) -> int:
+        """How many tokens are read for a trial."""
+        return min(self.to, self.to // 2 if self.tokens is None else self.tokens)
 
 
 def checked_length(settings: Settings, plan: ModelPlan) -> int:
