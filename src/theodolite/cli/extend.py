@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from theodolite.models.source import Source
 
 CLEAN, FAULTY = 0, 1
+# What other formats of weights, archives and configs are called: no folder is meant by them.
+_OF_FILES = (
+    ".gguf", ".ggml", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".npz", ".msgpack", ".json",
+    ".zip", ".tar", ".gz", ".md",
+)  # fmt: skip
 _EXAMPLES = """examples:
   theodolite extend SmolLM2-135M-Instruct --survey survey-SmolLM2-135M-Instruct -o SmolLM2-16k
   theodolite extend model.gguf --scaling yarn:2 --to 16k --survey survey-model -o model-16k.gguf
@@ -83,6 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
     source = resolve(options.model)
     as_gguf = options.out.suffix == ".gguf"
+    _require_folder_name(options.out)
     if as_gguf and source.kind != "gguf":
         instead = "give a folder; llama.cpp's convert_hf_to_gguf.py makes a GGUF of it"
         raise ValueError(f"out: {str(options.out)!r} can only be written from a .gguf file; {instead}")
@@ -97,6 +103,14 @@ def run(options: argparse.Namespace) -> int:
         else:
             written = extend_folder(origin.path, options.out, card, copy=options.copy, progress=progress.working)
     return _tell(options, card, written)
+
+
+def _require_folder_name(out: Path) -> None:
+    if out.suffix.lower() in _OF_FILES and out.suffix != ".gguf":
+        raise ValueError(
+            f"out: {str(out)!r} would be a folder, and ends like a file; give a folder's name, or one that ends in "
+            ".gguf for a GGUF file of a GGUF file"
+        )
 
 
 def _require_consistent(options: argparse.Namespace) -> None:
@@ -138,14 +152,16 @@ def _open(source: Source, as_gguf: bool, progress: Progress) -> Origin:
 
 def _card(options: argparse.Namespace, origin: Origin, progress: Progress) -> Card:
     """What is to be written, checked, with what it rests on."""
-    from theodolite.models.extend import Card, stretched
+    from theodolite.models.extend import Card, require_counted_over_stated, stretched
 
     summary = None if options.survey is None else extension.read_survey(options.survey, origin)
     search = extension.read_search(options.scaling, origin)
     wanted = options.to if search is None or summary is not None else options.to or search.to
     candidate, to = extension.choose(options.scaling, wanted, origin.plan, summary)
-    after = stretched(origin.plan, candidate.plan, to, name=candidate.name)
+    after = stretched(origin.plan, candidate.plan, to, name=candidate.name, found=search is not None)
     entry = None if summary is None else extension.entry_of(summary, origin.plan, candidate)
+    if entry is None and search is None:
+        require_counted_over_stated(origin.plan, candidate.plan, to, name=candidate.name)
     measured = max(extension.measured_to(entry), extension.searched_to(search))
     if measured < to and not options.unmeasured:
         if search is not None:
@@ -167,6 +183,7 @@ def _card(options: argparse.Namespace, origin: Origin, progress: Progress) -> Ca
         search=search,
         measured_to=measured,
         part=origin.part,
+        gguf=origin.source.path.name if origin.source.kind == "gguf" and origin.path.is_dir() else None,
     )
 
 
@@ -189,6 +206,8 @@ def _tell(options: argparse.Namespace, card: Card, written: Written) -> int:
             print(f"  {how}: {', '.join(map(plain, files))}")
     if written.left_out:
         print(f"  left out: {', '.join(map(plain, written.left_out))}")
+    if card.gguf is not None:
+        print(f"  weights: {plain(card.gguf)}, dequantised to float32")
     measured = (
         f"to {card.measured_to:,} tokens, by the {'search' if card.search else 'survey'}"
         if card.measured_to
@@ -209,6 +228,7 @@ def _as_json(card: Card, written: Written, findings: Any) -> dict[str, Any]:
     return {
         "path": str(written.path),
         "model": card.model,
+        "dequantised_from": card.gguf,
         "scaling": card.scaling,
         "to": card.to,
         "max_position_embeddings": length,

@@ -70,9 +70,12 @@ def searched_to(search: Confirmation | None) -> int:
 def choose(name: str | None, to: int | None, plan: ModelPlan, summary: dict[str, Any] | None) -> tuple[Candidate, int]:
     """The scaling that is meant, and to how many tokens."""
     from theodolite.plan import PlanError
+    from theodolite.plan.errors import require_whole
     from theodolite.report.figures import plain
     from theodolite.survey.scalings import AS_SHIPPED, candidate_of, default_factor, with_factor
 
+    if to is not None:
+        require_whole(to=to)
     if summary is not None:
         if name is None and summary["recommendation"]["name"] in (None, AS_SHIPPED):
             why = plain(summary["recommendation"]["why"])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from theodolite.models.extend.markdown import block, code, escaped, table
+from theodolite.models.extend.markdown import code, escaped, table
+from theodolite.models.extend.serving import serving
+from theodolite.models.extend.target import reach_of, widened
 from theodolite.plan import DynamicNTK, ModelPlan
-from theodolite.plan.describe import describe
-from theodolite.plan.engines import settings
+from theodolite.plan.describe import describe, describe_scaling
 from theodolite.plan.findings import find
 
 
@@ -55,6 +55,7 @@ class Card:
         search: the result of the search that found it (docs/search.md), or None.
         measured_to: tokens up to which it was found to hold, or to copy; 0 for none.
         part: the key of the language model in a config of several parts.
+        gguf: the name of the GGUF file that the weights are dequantised from, or None.
     """
 
     model: str
@@ -68,16 +69,19 @@ class Card:
     search: Searched | None = None
     measured_to: int = 0
     part: str | None = None
+    gguf: str | None = None
 
 
-def write_card(card: Card, *, name: str, files: str) -> str:
+def write_card(card: Card, *, name: str, files: str, layout: str | None = None) -> str:
     """The text of a README.md.
 
     Args:
         name: of the folder or the .gguf file that is described.
         files: a sentence on the other files, which is Markdown already.
+        layout: the pair layout of the weights, where the family's own code reads the other.
     """
-    sections = (_head(card), _changed(card), _measured(card), _warned(card), _served(card, name), _rest(card, files))
+    served = serving(card.after, name=name, to=card.to, part=card.part, layout=layout)
+    sections = (_head(card), _changed(card), _measured(card), _warned(card), served, _rest(card, files))
     return "\n\n".join(line for section in sections for line in section) + "\n"
 
 
@@ -85,9 +89,16 @@ def _head(card: Card) -> Iterator[str]:
     if card.hub:
         yield f"---\nbase_model: {json.dumps(card.model)}\n---"
     yield f"# {escaped(card.model)}, extended to {card.to:,} tokens"
+    if card.gguf is None:
+        weights = f"The weights are those of {escaped(card.model)}, unchanged and untrained."
+    else:
+        weights = (
+            f"The weights are those of {escaped(card.gguf)}, dequantised to float32 and untrained: their numbers are "
+            "the quantised file's, not those of the model that it was made from."
+        )
     yield (
-        f"The weights are those of {escaped(card.model)}, unchanged and untrained. Only what the files say about "
-        f"positions is new: the scaling {code(card.scaling)}, written by `theodolite extend`."
+        f"{weights} Only what the files say about positions is new: the scaling {code(card.scaling)}, written by "
+        "`theodolite extend`."
     )
 
 
@@ -103,10 +114,27 @@ def _changed(card: Card) -> Iterator[str]:
         rows.append(["base", f"{old.rope_theta:,.10g}", f"{new.rope_theta:,.10g}"])
         rows.append(["factor on cos and sin", f"{old.attention_factor():.6g}", f"{new.attention_factor():.6g}"])
     yield table(("", "before", "after"), rows)
+    yield from _factor(card)
     if any(isinstance(rotary.scaling, DynamicNTK) for rotary in after.rotaries):
         yield (
             f"`max_position_embeddings` stays at {after.max_position_embeddings:,}: transformers grows the base of "
             f"dynamic NTK from that length. The model is meant for up to {card.to:,} tokens."
+        )
+
+
+def _factor(card: Card) -> Iterator[str]:
+    """What the factor in the files is, where the scaling's name or the lengths let one expect another."""
+    reach, own = reach_of(card.before, card.after), widened(card.before, card.after)
+    if card.search is not None and reach is not None and reach < card.to:
+        yield (
+            "The factor is what the search found, beside its base and its ramp, and no ratio of lengths: times the "
+            f"trained length it is {reach:,.0f} tokens, and {card.to:,} are stated. Engines that take a scaling to "
+            "reach no further may refuse that length."
+        )
+    elif card.search is None and own is not None:
+        yield (
+            f"{code(card.scaling)} counts over the {card.before.max_position_embeddings:,} tokens that the model "
+            f"stated with {describe_scaling(own[0])} of its own: the files say {describe_scaling(own[1])}."
         )
 
 
@@ -227,20 +255,6 @@ def _share(cells: list[Mapping[str, Any]], length: int, key: str) -> str:
 def _named(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     empty: dict[str, Any] = {"bands": [], "recall": []}
     return next((s for s in summary["scalings"] if s["name"] == name), empty)
-
-
-def _served(card: Card, name: str) -> Iterator[str]:
-    yield "## How to serve it"
-    if name.endswith(".gguf"):
-        yield "The file says all that llama.cpp needs:"
-        yield block(shlex.join(["llama-server", "-m", name, "-c", str(card.to)]), "sh")
-        return
-    told = settings(card.after, model=name, length=card.to, part=card.part)
-    loading = code(f"AutoModelForCausalLM.from_pretrained({json.dumps(name, ensure_ascii=False)})")
-    yield f"transformers needs nothing but {loading}. For other engines:"
-    for engine in ("vllm", "sglang", "llama.cpp"):
-        yield f"{engine}:"
-        yield block(str(told[engine]), "sh")
 
 
 def _rest(card: Card, files: str) -> Iterator[str]:

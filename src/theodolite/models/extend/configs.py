@@ -38,7 +38,7 @@ def config_for(config: Mapping[str, Any], plan: ModelPlan) -> tuple[dict[str, An
         raise PlanError(
             "scaling", names, f"a config of {plan.model_type} has no words for this plan: {error}"
         ) from error
-    rope = _as_read_by_all(rope_parameters(plan))
+    rope = as_read_by_all(rope_parameters(plan))
     part = text_part(written)
     assert isinstance(part, dict)
     part["rope_parameters"] = rope
@@ -62,13 +62,13 @@ def _checked(config: dict[str, Any], plan: ModelPlan) -> dict[str, Any]:
     return config
 
 
-def _as_read_by_all(rope: dict[str, Any]) -> dict[str, Any]:
+def as_read_by_all(rope: dict[str, Any]) -> dict[str, Any]:
     """The same with factors as floats, which older readers ask for, and LongRoPE's amplitude by every name.
 
     vLLM and SGLang read `short_mscale` and `long_mscale`, and would derive another from the lengths.
     """
     if any(isinstance(inner, dict) for inner in rope.values()):
-        return {name: _as_read_by_all(inner) if isinstance(inner, dict) else inner for name, inner in rope.items()}
+        return {name: as_read_by_all(inner) if isinstance(inner, dict) else inner for name, inner in rope.items()}
     rope = {name: float(value) if name in _FLOATS else value for name, value in rope.items()}
     if rope.get("rope_type") == "longrope" and "attention_factor" in rope:
         rope["short_mscale"] = rope["long_mscale"] = rope["attention_factor"]
@@ -83,7 +83,7 @@ def _legacy(plan: ModelPlan, config: Mapping[str, Any]) -> dict[str, Any] | None
         return None
     part = text_part(written)
     if isinstance(part, dict) and part.get("rope_scaling"):
-        part["rope_scaling"] = _as_read_by_all(part["rope_scaling"])
+        part["rope_scaling"] = as_read_by_all(part["rope_scaling"])
     return written
 
 

@@ -15,8 +15,10 @@ from typing import Any
 from theodolite.models.errors import LoadError
 from theodolite.models.extend.card import Card, write_card
 from theodolite.models.extend.configs import config_for, raised_limits, require_read_by_transformers
+from theodolite.models.extend.markdown import escaped
 from theodolite.models.source import read_config_dict, safetensors_files
 from theodolite.plan.json_object import parse_object
+from theodolite.plan.pair_layout import differs, read_layout
 
 _LIMITS = ("tokenizer_config.json", "generation_config.json")
 _INDEX = "model.safetensors.index.json"
@@ -57,9 +59,13 @@ def extend_folder(
         PlanError: a config has no words for the plan.
         LoadError: weights or config cannot be read, or the installed transformers reads another plan.
         FileExistsError: `out` is there.
+        ValueError: `out` is inside `folder`.
         OSError: it cannot be written.
     """
+    require_outside(out, folder)
     config = read_config_dict(folder)
+    layout = read_layout(folder)
+    layout = layout if differs(card.after, layout) else None
     written, legacy = config_for(config, card.after)
     weights = safetensors_files(folder)
     with appearing(out) as scratch:
@@ -72,6 +78,10 @@ def extend_folder(
         beside = _copy_beside(folder, scratch, card.to)
         progress(f"{'copying' if copy else 'linking'} {len(weights)} weight file{'s' * (len(weights) > 1)}")
         linked = [file.name for file in weights if _place(file, scratch / file.name, copy)]
+        if card.gguf is not None:
+            # Links to the cache of conversions, which some writers keep to themselves.
+            for name in linked:
+                _make_readable(scratch / name)
         here = {path.relative_to(scratch).as_posix() for path in scratch.rglob("*") if path.is_file()}
         left = sorted(path.name for path in folder.iterdir() if path.name not in here | {_CARD} and _is_known(path))
         made += beside
@@ -79,7 +89,8 @@ def extend_folder(
         result = Written(
             path=out, linked=tuple(linked), copied=tuple(copied), made=tuple(sorted(made)), left_out=tuple(left)
         )
-        text = write_card(card, name=out.name, files=_about(result, legacy is not None, _ORIGINAL_CARD in here))
+        about = _about(card, result, legacy is not None, _ORIGINAL_CARD in here)
+        text = write_card(card, name=out.name, files=about, layout=layout)
         (scratch / _CARD).write_text(text, encoding="utf-8", errors="replace")
     return result
 
@@ -133,9 +144,24 @@ def _place(file: Path, target: Path, copy: bool) -> bool:
     return False
 
 
-def _about(written: Written, legacy: bool, original_card: bool) -> str:
+def _make_readable(file: Path) -> None:
+    try:
+        file.chmod(0o666 & ~_umask())
+    except OSError:
+        # Another user's cache: the permissions are theirs to give.
+        pass
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+def _about(card: Card, written: Written, legacy: bool, original_card: bool) -> str:
     """The sentence of the card on its files."""
-    told = ["The weight files are " + ("hard links to" if written.linked else "copies of") + " the original's."]
+    whose = "the original's" if card.gguf is None else f"theodolite's conversion of {escaped(card.gguf)} to float32"
+    told = [f"The weight files are {'hard links to' if written.linked else 'copies of'} {whose}."]
     if legacy:
         told.append(
             "`config.json` has `rope_parameters` by kind of layer, as transformers 5 has it; `config.legacy.json` says "
@@ -171,9 +197,7 @@ def appearing(out: Path) -> Iterator[Path]:
         for path in scratch.rglob("*"):
             if path.is_file():
                 flush(path)
-        umask = os.umask(0)
-        os.umask(umask)
-        scratch.chmod(0o777 & ~umask)
+        scratch.chmod(0o777 & ~_umask())
         require_absent(out)
         scratch.rename(out)
     finally:
@@ -184,6 +208,12 @@ def require_absent(out: Path) -> None:
     """Raise where something has the name of what is to be written."""
     if os.path.lexists(out):
         raise FileExistsError(f"out: {str(out)!r} is there already; give a name that is not, or delete it")
+
+
+def require_outside(out: Path, folder: Path) -> None:
+    """Raise where something would be written into the folder that it is made from."""
+    if folder.resolve() in out.resolve().parents:
+        raise ValueError(f"out: {str(out)!r} is inside {str(folder)!r}, which is not changed; give another place")
 
 
 def flush(path: Path) -> None:

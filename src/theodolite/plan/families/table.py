@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from theodolite.plan.families.family import Config, Family, Pattern, listed, positive, whole
+from theodolite.plan.families.head_dims import HEAD_DIMS
 from theodolite.plan.families.layers import every, stated_turns, upper_windowed, windowed
 
 _SLIDING_FULL = ("sliding_attention", "full_attention")
@@ -72,16 +73,14 @@ def _indexed(key: str, others: str) -> Pattern:
 
 _GEMMA3 = Family(
     # Gemma 3's text configs of 4B and more state neither base nor head width, and 4B's not even the heads.
-    defaults={
-        "head_dim": 256, "num_attention_heads": 8, "max_position_embeddings": 131072, "query_pre_attn_scalar": 256,
-    },
+    defaults={"num_attention_heads": 8, "max_position_embeddings": 131072, "query_pre_attn_scalar": 256},
     default_bases={"full_attention": 1e6, "sliding_attention": 1e4},
     pattern=every("sliding_window_pattern", 6),
     nested=_SLIDING_FULL,
     bases={"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"},
     scaled=("full_attention",),
     score_scale=_query_pre_attn_scalar,
-)  # fmt: skip
+)
 _GEMMA3N = replace(_GEMMA3, defaults={}, score_scale=_one, pattern=every("sliding_window_pattern", 5))
 _GEMMA4 = Family(
     defaults={"global_head_dim": 512},
@@ -125,7 +124,7 @@ _PLAIN = (
     "olmo_hybrid", "olmoe", "seed_oss", "solar_open",
 )  # fmt: skip
 
-FAMILIES: dict[str, Family] = {
+_ROWS: dict[str, Family] = {
     **dict.fromkeys(_PLAIN, Family()),
     **dict.fromkeys(("laguna", "mellum", "lfm3", "mimo_v2_flash"), Family(nested=_SLIDING_FULL)),
     **dict.fromkeys(("cohere", "ernie4_5", "ernie4_5_moe", "helium"), _INTERLEAVED),
@@ -194,6 +193,9 @@ FAMILIES: dict[str, Family] = {
     "vaultgemma": Family(score_scale=_query_pre_attn_scalar),
     "zaya": Family(nested=("hybrid", "hybrid_sliding")),
     "zamba2": Family(score_scale=_half_head, rotates_if=("use_mem_rope", True)),
+}
+FAMILIES: dict[str, Family] = {
+    name: replace(row, defaults={**HEAD_DIMS.get(name, {}), **row.defaults}) for name, row in _ROWS.items()
 }
 
 # Families whose positions have a part that a plan has no words for yet; a wrong reading would be silent.
