@@ -54,7 +54,8 @@ def add_parser(verbs: Any) -> None:
         metavar="LIST",
         help="scalings, with a factor and settings if wanted: yarn:2, yarn:4:beta_fast=64 (default: %(default)s; "
         "without a factor: N / trained length, rounded up, at least 2), and maps of distances: self-extend, dca, "
-        "rerope, leaky-rerope, sinks, lm-infinite, with settings if wanted: self-extend:4:window=1024",
+        "rerope, leaky-rerope, sinks, lm-infinite, with settings if wanted: self-extend:4:window=1024; and search:DIR, "
+        "what theodolite search has found",
     )
     parser.add_argument(
         "--passes",
