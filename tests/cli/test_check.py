@@ -98,6 +98,15 @@ class TestRefused:
         assert printed.err.startswith("theodolite check: ")
         assert words in printed.err
 
+    def test_a_model_of_too_few_positions(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        short = planted.other("GPT2Config", n_layer=2, n_head=4, n_embd=64, n_positions=40)
+        short.save_pretrained(tmp_path / "short")
+        capsys.readouterr()
+        assert main(["check", str(tmp_path / "short")]) == 2
+        printed = capsys.readouterr()
+        assert printed.err.count("\n") == 1
+        assert "it states 40 tokens, and 48 are needed" in printed.err
+
 
 class TestLines:
     """What a stranger's file says does nothing to a terminal, and a narrow one cuts nothing."""

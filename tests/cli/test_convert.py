@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
+import pytest
 from safetensors.torch import save_file
 
 from tests.models.test_detect import paired, write
+from theodolite.cli import main
 
 
 class TestConvert:
@@ -68,3 +72,26 @@ class TestConvert:
         status, printed = theodolite(*asked, "--head-dim", 16)
         assert status == 2
         assert len(printed.splitlines()) == 1
+
+    def test_a_gguf_file_is_called_one(self, theodolite, tmp_path):
+        (tmp_path / "in.gguf").write_bytes(b"GGUF\x03\0\0\0")
+        status, printed = theodolite("convert", "layout", tmp_path / "in.gguf", tmp_path / "out", "--to", "half")
+        assert status == 2
+        assert printed.startswith(f"theodolite convert: {tmp_path / 'in.gguf'} is a GGUF file, which is not read here")
+        assert len(printed.splitlines()) == 1
+
+
+class TestTerminated:
+    """Whoever ends the command finds nothing half written, whatever the signal that asks for it politely."""
+
+    def test_nothing_lies_about(self, tmp_path, monkeypatch):
+        q, k = paired("halves")
+        write(tmp_path / "in.safetensors", [q] * 2, [k] * 2)
+        before = signal.getsignal(signal.SIGTERM)
+        monkeypatch.setattr("theodolite.models.rewritten._moved", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        words = (tmp_path / "in.safetensors", tmp_path / "out.safetensors", "--to", "interleaved", "--head-dim", "16")
+        with pytest.raises(SystemExit) as ended:
+            main(["convert", "layout", *map(str, words)])
+        assert ended.value.code == 143
+        assert [path.name for path in tmp_path.iterdir()] == ["in.safetensors"]
+        assert signal.getsignal(signal.SIGTERM) is before

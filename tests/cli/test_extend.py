@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.models.tiny_files import write_folder, write_gguf
 from tests.report import sample
 from theodolite.cli import main
 from theodolite.models.source import fingerprint, resolve
-from theodolite.plan import LongRoPE, ModelPlan
+from theodolite.plan import LongRoPE, ModelPlan, YaRN
 from theodolite.plan.gguf import read_file
 from theodolite.plan.huggingface import read_config_file
 from theodolite.survey.found import SCHEMA, recorded, with_found
@@ -108,6 +109,13 @@ class TestFolder:
         assert read_config_file(tmp_path / "longer").rotaries[0].scaling.factor == 1.5
         assert (tmp_path / "longer" / "model.safetensors").is_file()
         assert (tmp_path / "longer" / "tokenizer.json").is_file()
+        assert "weights: tiny.gguf, dequantised to float32" in capsys.readouterr().out
+        card = (tmp_path / "longer" / "README.md").read_text(encoding="utf-8")
+        assert "The weights are those of tiny.gguf, dequantised to float32" in card
+        assert "hard links to theodolite's conversion of tiny.gguf to float32" in card
+        plain = tmp_path / "plain"
+        plain.write_text("")
+        assert (tmp_path / "longer" / "model.safetensors").stat().st_mode == plain.stat().st_mode
 
     def test_llama3_is_widened_over_llama3(self, tmp_path, capsys):
         llama3 = {
@@ -140,6 +148,23 @@ class TestGguf:
             f"out: '{tmp_path / 'x.gguf'}' can only be written from a .gguf file; give a folder; llama.cpp's "
             "convert_hf_to_gguf.py makes a GGUF of it"
         )
+
+
+class TestTerminated:
+    """Whoever ends the command finds nothing half written."""
+
+    @pytest.mark.parametrize(("of", "out", "step"), [
+        ("model", "longer", "folder._place"), ("file", "longer.gguf", "gguf.require_says"),
+    ])  # fmt: skip
+    def test_nothing_lies_about(self, request, tmp_path, monkeypatch, of, out, step):
+        given = request.getfixturevalue(of)
+        before = sorted(path.name for path in tmp_path.iterdir())
+        kill = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+        monkeypatch.setattr(f"theodolite.models.extend.{step}", kill)
+        with pytest.raises(SystemExit) as ended:
+            run(given, "--scaling", "yarn", "--to", "16k", "--unmeasured", "-o", tmp_path / out)
+        assert ended.value.code == 143
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 class TestMeasured:
@@ -248,6 +273,46 @@ class TestRefusals:
         assert line.endswith("; this model takes llama3")
         assert not (tmp_path / "longer").exists()
 
+    @pytest.mark.parametrize("name", ["x.bin", "x.safetensors", "x.GGUF", "x.PT", "x.json"])
+    @pytest.mark.parametrize("of", ["model", "file"])
+    def test_the_name_of_a_file_for_a_folder(self, request, tmp_path, capsys, of, name):
+        given = request.getfixturevalue(of)
+        words = ("--scaling", "yarn", "--to", "16k", "--unmeasured", "-o", tmp_path / name)
+        assert refused(capsys, given, *words).startswith(f"out: '{tmp_path / name}' would be a folder, and ends like a")
+
+    def test_a_folder_s_name_may_have_a_stop_in_it(self, model, tmp_path):
+        words = ("--scaling", "yarn", "--to", "16k", "--unmeasured", "-o", tmp_path / "SmolLM2-1.7B")
+        assert run(model, *words) == 0
+
+    def test_a_place_inside_the_model(self, model, capsys):
+        before = sorted(model.iterdir())
+        line = refused(capsys, model, "--scaling", "yarn", "--to", "16k", "--unmeasured", "-o", model / "longer")
+        assert line.startswith(f"out: '{model / 'longer'}' is inside '{model}', which is not changed")
+        assert sorted(model.iterdir()) == before
+
+    @pytest.mark.parametrize("scaling", ["yarn", "linear", "none", "self-extend"])
+    def test_a_length_past_all_numbers(self, model, tmp_path, capsys, scaling):
+        words = ("--scaling", scaling, "--to", "9" * 400, "--unmeasured", "-o", tmp_path / "longer")
+        assert refused(capsys, model, *words).startswith("to: got 999")
+
+    def test_a_factor_that_may_be_meant_over_either_length(self, model, tmp_path, capsys):
+        words = ("--scaling", "yarn:2", "--to", "16k", "--unmeasured", "-o", tmp_path / "once")
+        assert run(model, *words) == 0
+        once, twice = tmp_path / "once", tmp_path / "twice"
+        capsys.readouterr()
+        words = ("--to", "32k", "-o", twice)
+        line = refused(capsys, once, "--scaling", "yarn:4", *words, "--unmeasured")
+        assert line.endswith("this would be YaRN 8 from 8,192 tokens; yarn:2 is enough for 32,768 tokens")
+        assert run(once, "--scaling", "yarn:2", *words, "--unmeasured") == 0
+        assert "`yarn:2` counts over the 16,384 tokens" in (twice / "README.md").read_text(encoding="utf-8")
+
+    @pytest.mark.parametrize("scaling", ["llama3:4", "yarn"])
+    def test_divisors_of_a_gguf_file(self, tmp_path, capsys, scaling):
+        write_gguf(tmp_path / "tiny.gguf", divisors=(1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 8.0, 8.0))
+        words = ("--scaling", scaling, "--to", "16k", "--unmeasured", "-o", tmp_path / "longer.gguf")
+        line = refused(capsys, tmp_path / "tiny.gguf", *words)
+        assert line.endswith("; no named scaling goes over divisors, as which a GGUF file has Llama 3.1's too")
+
     def test_what_is_there(self, model, tmp_path, capsys):
         (tmp_path / "longer").mkdir()
         line = refused(capsys, model, "--scaling", "yarn", "--to", "16k", "--unmeasured", "-o", tmp_path / "longer")
@@ -327,6 +392,24 @@ class TestSearched:
         card = (tmp_path / "longer" / "README.md").read_text()
         assert "| `found` | 75.0% | 3.5000 |" in card
         assert "\\*book\\*" in card
+
+    @pytest.mark.parametrize("won", [True, False])
+    def test_a_factor_below_the_ratio_of_lengths(self, model, tmp_path, capsys, won):
+        # 1.4 times 8,192 are 11,469 tokens, and the search went to 12,288.
+        scaling = YaRN(factor=1.4, original_max_position_embeddings=8192, beta_fast=28.5, attention_factor_given=1.1)
+        plan = read_config_file(model)
+        winner = recorded(plan.scalable[0], with_found(plan, 11849.25, scaling).scalable[0])
+        found = search(model, tmp_path / "found", plan, won=won, winner=winner)
+        command = (model, "--scaling", f"search:{found}", "-o", tmp_path / "longer")
+        if not won:
+            assert "say --unmeasured" in refused(capsys, *command)
+            command = (*command, "--unmeasured")
+        assert run(*command) == 0
+        (written,) = read_config_file(tmp_path / "longer").rotaries
+        assert (written.rope_theta, written.scaling) == (11849.25, scaling)
+        assert AutoConfig.from_pretrained(tmp_path / "longer").rope_parameters["factor"] == 1.4
+        card = (tmp_path / "longer" / "README.md").read_text(encoding="utf-8")
+        assert "no ratio of lengths: times the trained length it is 11,469 tokens, and 12,288 are stated" in card
 
     def test_a_gguf(self, file, tmp_path, capsys):
         found = search(file, tmp_path / "found", read_file(file))

@@ -117,14 +117,48 @@ class TestText:
         assert block(text, "layers 3")["positions"] == "none of its own (NoPE)"
 
     def test_models_without_rotation(self, capsys, write):
+        told = "ALiBi: distance times a slope per head is taken from the score, slopes down to 0.003906"
         _, text = inspect(capsys, write({"model_type": "bloom", "n_layer": 2}))
-        assert block(text, "layers 0-1")["bias"] == "alibi, bias_max 8.0, slope_factor 1.0"
+        assert block(text, "layers 0-1")["bias"] == told
+        _, text = inspect(capsys, write({"model_type": "bloom", "n_layer": 2, "n_head": 4}))
+        # 2^-2 to 2^-8.
+        heads = "ALiBi, 4 heads: distance times a slope per head is taken from the score, slopes 0.25 to 0.003906"
+        assert block(text, "layers 0-1")["bias"] == heads
         _, text = inspect(
             capsys,
             write({"model_type": "roberta", "max_position_embeddings": 514, "num_hidden_layers": 2, "pad_token_id": 1}),
         )
         assert block(text, "embeddings") == {"kind": "learned absolute positions", "rows": "512, position 0 in row 2"}
         assert block(text, "layers 0-1")["sees"] == "both ways, at any distance"
+        assert block(text, "layers 0-1")["positions"] == "those that are added to the embeddings"
+
+    @pytest.mark.parametrize(
+        ("keys", "told"),
+        [
+            (
+                {"model_type": "t5", "num_layers": 2, "relative_attention_num_buckets": 32},
+                "T5: 32 learned values a head, distances from 128 tokens on share one",
+            ),
+            ({"model_type": "xlnet", "n_layer": 2, "d_model": 8, "n_head": 2}, "Transformer-XL: learned projections"),
+            (
+                {"model_type": "deberta-v2", "num_hidden_layers": 2, "relative_attention": True,
+                 "max_position_embeddings": 512, "position_biased_input": False, "pos_att_type": "p2c|c2p"},
+                "DeBERTa: 1,024 vectors of distances, distances from 512 tokens on share one, terms c2p p2c",
+            ),
+        ],
+    )  # fmt: skip
+    def test_biases_in_words(self, capsys, write, keys, told):
+        assert block(inspect(capsys, write(keys))[1], "layers 0-1")["bias"] == told
+
+    def test_a_window_is_all_that_a_layer_meets(self, capsys, write):
+        """Gemma 3's local layers see 512 tokens: what their pairs do beyond is nothing to them."""
+        path = write(GEMMA)
+        local, far = (block(inspect(capsys, path)[1], name) for name in ("layers 0-4, 6-7", "layers 5"))
+        # 2 pi 10000^(i/128) > 512 from pair 62 on, and 8 times 2 pi 1000000^(i/128) > 131072 from pair 73 on.
+        assert local["incomplete"] == "66 of 128 pairs make no full turn in the 512 tokens that a query sees"
+        assert far["incomplete"] == "55 of 128 pairs make no full turn in 131,072 tokens"
+        derived = as_json(capsys, path)[1]["derived"]
+        assert [(one["seen"], one["unturned_pairs"]) for one in derived] == [(512, 66), (131072, 55)]
 
     def test_amplitude_and_temperature(self, capsys, write):
         rope = {**YARN, "rope_theta": 1e6, "llama_4_scaling_beta": 0.1}
@@ -268,8 +302,15 @@ class TestDiff:
         assert by_field["attention_factor"]["other"] == pytest.approx(1.138629, rel=1e-6)
         # The slow pairs are divided by the whole factor, and one of them is shown.
         pairs, frequencies = zip(
-            *(by_field["inv_freq"][side].removeprefix("pair ").split(": ") for side in ("one", "other")), strict=True
+            *(by_field["inv_freq"][side].split(" differ, most pair ")[1].split(": ") for side in ("one", "other")),
+            strict=True,
         )
+        counted = sum(
+            a != b
+            for a, b in zip(*(as_json(capsys, path)[1]["layers"][0]["inv_freq"] for path in (one, other)), strict=True)
+        )
+        assert 0 < counted < 8
+        assert by_field["inv_freq"]["one"].startswith(f"{counted} of 8 pairs differ, ")
         assert pairs[0] == pairs[1]
         assert pairs[0] in ("6", "7")
         assert float(frequencies[0]) == pytest.approx(10000 ** (-int(pairs[0]) / 8), rel=1e-15)
@@ -277,6 +318,31 @@ class TestDiff:
         text = inspect(capsys, one, "--diff", other)[1]
         assert text.startswith("- ")
         assert "\nlayers 0-2: scaling\n  - none\n  + rope_type yarn, factor 4.0" in text
+
+    def test_one_key_of_a_scaling(self, capsys, write):
+        """Six keys of two equal dicts hide the seventh."""
+        one = write({**LLAMA, "rope_scaling": YARN})
+        other = write({**LLAMA, "rope_scaling": {**YARN, "factor": 2.0}}, "other.json")
+        found = as_json(capsys, one, "--diff", other)[1]["differences"]
+        (scaling,) = (entry for entry in found if entry["field"].startswith("scaling"))
+        assert (scaling["field"], scaling["one"], scaling["other"]) == ("scaling.factor", 4.0, 2.0)
+        linear = write({**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "linear.json")
+        fields = [entry["field"] for entry in as_json(capsys, one, "--diff", linear)[1]["differences"]]
+        assert "scaling" in fields
+
+    def test_lists_of_divisors(self, capsys, write):
+        lists = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+        raw = {**LLAMA, "model_type": "phi3", "original_max_position_embeddings": 1024}
+        one = write({**raw, "rope_scaling": lists})
+        other = write({**raw, "rope_scaling": {**lists, "long_factor": [2.0] * 5 + [3.0] * 3}}, "other.json")
+        found = {entry["field"]: entry for entry in as_json(capsys, one, "--diff", other)[1]["differences"]}
+        assert found["scaling.long_factor"]["other"] == "3 of 8 pairs differ, most pair 5: 3.0"
+        assert found["inv_freq"]["one"].startswith("3 of 8 pairs differ, most pair 5: ")
+
+    def test_other_slopes(self, capsys, write):
+        one, other = write({"model_type": "bloom", "n_layer": 2, "n_head": 4}), {"n_layer": 2, "n_head": 6}
+        found = as_json(capsys, one, "--diff", write({"model_type": "bloom", **other}, "other.json"))[1]["differences"]
+        assert [(entry["field"], entry["one"], entry["other"]) for entry in found] == [("bias.heads", 4, 6)]
 
     def test_some_layers(self, capsys, write):
         one = write({**LLAMA, "model_type": "smollm3", "no_rope_layers": [1, 1, 0]})
@@ -330,18 +396,46 @@ class TestEngines:
     def test_what_an_engine_cannot_say(self, capsys, write):
         path = write({**LLAMA, "rope_scaling": {**YARN, "truncate": False}})
         status, text = inspect(capsys, path, "--for", "llama.cpp")
-        assert (status, text) == (
-            0, "llama.cpp rounds the ends of YaRN's ramp to whole pairs, and this plan does not (truncate is false).\n",
-        )  # fmt: skip
-        assert as_json(capsys, path, "--for", "llama.cpp")[1] == {"engine": "llama.cpp", "settings": text.strip()}
+        # As shipped the GGUF has it, and the command is there; what llama.cpp does with it stands above.
+        assert (status, text.splitlines()) == (
+            0,
+            [
+                "# The GGUF carries the model's own YaRN, so no flag is given.",
+                "# llama.cpp rounds the ends of YaRN's ramp to whole pairs, and this plan does not (truncate is "
+                "false).",
+                f"llama-server -m {path}.gguf -c 8192",
+            ],
+        )
+        found = as_json(capsys, path, "--for", "llama.cpp")[1]
+        assert found == {"engine": "llama.cpp", "settings": text.strip(), "findings": []}
 
     def test_an_error_is_still_one(self, capsys, write):
         path = write({**LLAMA, "rope_scaling": {**YARN, "factor": 2.0}})
         assert inspect(capsys, path, "--for", "sglang")[0] == 1
 
+    def test_a_contradiction_goes_with_the_command(self, capsys, write):
+        """Whoever copies the command copies the warning; what the settings put right is not in it."""
+        path = write({**LLAMA, "rope_scaling": {"type": "yarn", "factor": 16.0,
+                                                "original_max_position_embeddings": 2048}})  # fmt: skip
+        for engine in ("vllm", "sglang", "llama.cpp"):
+            warning, *_, command = inspect(capsys, path, "--for", engine)[1].splitlines()
+            assert warning.startswith("# warning: factor: factor 16 times original_max_position_embeddings 2,048 is")
+            assert not command.startswith("#")
+            findings = as_json(capsys, path, "--for", engine)[1]["findings"]
+            assert [(finding["severity"], finding["field"]) for finding in findings] == [("warning", "factor")]
+        assert main(["inspect", path, "--for", "transformers"]) == 0
+        printed = capsys.readouterr()
+        assert json.loads(printed.out)["rope_parameters"]["factor"] == 16.0
+        assert printed.err.startswith("theodolite inspect: warning: factor: factor 16 times")
+
     def test_no_length(self, capsys, write):
         path = write({**LLAMA, "max_position_embeddings": None})
-        assert "states no length" in refused(capsys, path, "--for", "vllm")
+        assert "states no length, and an engine needs one; give --length" in refused(capsys, path, "--for", "vllm")
+        assert "--max-model-len 16384 " in inspect(capsys, path, "--for", "vllm", "--length", "16k")[1]
+        assert refused(capsys, path, "--for", "vllm", "--length", "0").startswith("length: got 0; it must be a whole")
+        assert refused(capsys, path, "--length", "8k") == (
+            "length: it is the length that an engine serves; give --for too"
+        )
 
 
 META = {

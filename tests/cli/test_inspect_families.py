@@ -192,8 +192,8 @@ RELEASED: dict[str, tuple[dict[str, Any], int, dict[str, dict[str, Any]]]] = {
     "bailing_hybrid": ({}, 0, {"xxxxx.": {**NOPE, "kind": R}, ".....x": turning(6e6, 192, 64, **LATENT)}),
     "ernie4_5": ({}, 131072, {"x": turning(5e5, 128, interleaved=True)}),
     "seed_oss": ({"rope_parameters": default(1e7)}, 524288, {"x": turning(1e7, 128)}),
-    "bloom": ({}, 0, {"x": {**NOPE, "bias": {"kind": "alibi", "bias_max": 8.0, "slope_factor": 1.0}}}),
-    "mpt": ({}, 2048, {"x": {**NOPE, "bias": {"kind": "alibi", "bias_max": 8, "slope_factor": 1.0}}}),
+    "bloom": ({}, 0, {"x": {**NOPE, "bias": {"kind": "alibi", "bias_max": 8.0, "slope_factor": 1.0, "heads": 8}}}),
+    "mpt": ({}, 2048, {"x": {**NOPE, "bias": {"kind": "alibi", "bias_max": 8, "slope_factor": 1.0, "heads": 16}}}),
     "modernbert": (
         {}, 8192,
         {"x..": turning(160000.0, 64, causal=False, sliding_window=None),

@@ -88,6 +88,8 @@ class TestShow:
             (["t5", "--out", "x.json"], "out: got 'x.json'; the name must end in .png, .svg, .pdf"),
             (["rotary", "--length", "1"], "length: got 1; it must be from 2 to "),
             (["rotary", "--scaling", "yarn:0.5"], "factor: "),
+            (["sinusoidal", "--channels=-1"], "channels: got [-1]; give 1 to 12 of them, each from 0 to 127"),
+            (["learned", "--channels", "3,128"], "channels: got [3, 128]; give 1 to 12"),
             (["learned", "--table", "nowhere.npy"], "[Errno 2] No such file"),
         ],
     )

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, FalconConfig
 
 from theodolite.models import LoadError, patched
 from theodolite.models.convert import convert_layout
+from theodolite.models.layout_card import with_remark, without_remark
 from theodolite.models.load import load_model
 from theodolite.models.tensor_files import read_tensor_file
 from theodolite.plan.findings import find
@@ -213,6 +214,99 @@ class TestFiles:
 def folder(tmp_path):
     shaken("llama").save_pretrained(tmp_path / "in")
     return tmp_path / "in"
+
+
+class TestCard:
+    """A card that goes along speaks of the checkpoint as it was; who reads it must not take its word."""
+
+    METADATA = "---\nbase_model: a/b\n---\n"
+    TEXT = "# A model\n\nThe weights are unchanged.\n---\nLoad it by `from_pretrained`.\n"
+
+    @pytest.mark.parametrize("metadata", ["", METADATA, METADATA.replace("\n", "\r\n")])
+    def test_it_says_so_first(self, metadata, folder, tmp_path):
+        given = (metadata + self.TEXT).encode()
+        (folder / "README.md").write_bytes(given)
+        convert_layout(folder, tmp_path / "out", to="interleaved")
+        card = (tmp_path / "out" / "README.md").read_bytes()
+        assert card.startswith(metadata.encode())
+        assert card.endswith(self.TEXT.encode())
+        remark = card[len(metadata) : -len(self.TEXT)].decode()
+        assert "Queries and keys of this checkpoint were moved to interleaved pairs" in remark
+        assert "in plain transformers this checkpoint gives nonsense" in remark
+        assert "are about that one" in remark
+        convert_layout(tmp_path / "out", tmp_path / "back", to="halves")
+        assert (tmp_path / "back" / "README.md").read_bytes() == given
+
+    def test_there_is_none_where_there_was_none(self, folder, tmp_path):
+        convert_layout(folder, tmp_path / "out", to="interleaved")
+        assert not (tmp_path / "out" / "README.md").exists()
+
+    def test_a_name_in_it_is_text(self):
+        told = with_remark(b"x", "halves", "The code of [a](b)<img>\n# c reads `it`.").decode()
+        assert "The code of \\[a\\](b)&lt;img&gt; \\# c reads \\`it\\`." in told
+        assert without_remark(told.encode()) == b"x"
+
+
+class TestKindsOfFiles:
+    """What a file is comes before how wide its heads are."""
+
+    def test_gguf(self, tmp_path):
+        (tmp_path / "in.gguf").write_bytes(b"GGUF\x03\0\0\0")
+        said = (
+            r"in.gguf is a GGUF file, which is not read here: llama.cpp reads one layout of each architecture; convert"
+        )
+        with pytest.raises(LoadError, match=said):
+            convert_layout(tmp_path / "in.gguf", tmp_path / "out", to="halves")
+        with pytest.raises(LoadError, match="is a GGUF file"):
+            convert_layout(tmp_path / "in.gguf", tmp_path / "out.gguf", to="halves", head_dim=16)
+
+    @pytest.mark.parametrize("name", ["in.bin", "in.PT"])
+    def test_pickles(self, name, tmp_path):
+        (tmp_path / name).write_bytes(b"\x80\x04")
+        with pytest.raises(LoadError, match="is a pickle, which is never opened; give safetensors"):
+            convert_layout(tmp_path / name, tmp_path / "out.safetensors", to="halves")
+
+    def test_nothing_there(self, tmp_path):
+        with pytest.raises(LoadError, match="does not exist"):
+            convert_layout(tmp_path / "in", tmp_path / "out", to="halves")
+
+
+class TestIndex:
+    """An index says which file has which tensor; what it says must be so, and one of other files stays behind."""
+
+    def test_one_that_names_a_tensor_that_is_nowhere(self, folder, tmp_path):
+        sharded(folder)
+        index = folder / "model.safetensors.index.json"
+        told = json.loads(index.read_text())
+        told["weight_map"]["model.ghost.weight"] = next(iter(told["weight_map"].values()))
+        index.write_text(json.dumps(told))
+        with pytest.raises(LoadError, match=r"index.json says that 'model.ghost.weight' is in 'model-0"):
+            convert_layout(folder, tmp_path / "out", to="interleaved")
+
+    def test_one_that_names_the_wrong_file(self, folder, tmp_path):
+        sharded(folder)
+        index = folder / "model.safetensors.index.json"
+        told = json.loads(index.read_text())
+        files = sorted(set(told["weight_map"].values()))
+        name = next(name for name, file in told["weight_map"].items() if file == files[0])
+        told["weight_map"][name] = files[1]
+        index.write_text(json.dumps(told))
+        with pytest.raises(LoadError, match="which does not have it"):
+            convert_layout(folder, tmp_path / "out", to="interleaved")
+
+    def test_one_of_files_that_are_not_read(self, folder, tmp_path):
+        save_file({"x": torch.zeros(2)}, folder / "a.safetensors")
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "a.safetensors"}}))
+        done = convert_layout(folder, tmp_path / "out", to="interleaved")
+        assert done.left_out == ("a.safetensors", "model.safetensors.index.json")
+        assert not (tmp_path / "out" / "model.safetensors.index.json").exists()
+
+
+def sharded(folder):
+    """The same model in several files."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="40KB")
 
 
 class TestRefusals:

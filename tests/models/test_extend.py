@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from theodolite.plan.findings import find
 from theodolite.plan.huggingface import read_config
 from theodolite.plan.huggingface.reading import read_config_file, text_part
 from theodolite.plan.huggingface.writing import as_written
+from theodolite.plan.pair_layout import write_layout
 from theodolite.survey.scalings import candidate_of
 
 from .tiny import logits, spread, tokens
@@ -316,6 +318,74 @@ class TestFiles:
             assert "auto_map" not in json.loads((out / name).read_text(encoding="utf-8"))
 
 
+def _half(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _overlapping(data: bytes) -> bytes:
+    """The second tensor begins where the first does."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    names = [name for name in header if name != "__metadata__"]
+    header[names[1]]["data_offsets"] = header[names[0]]["data_offsets"]
+    said = json.dumps(header).encode()
+    return len(said).to_bytes(8, "little") + said + data[8 + length :]
+
+
+class TestDamagedWeights:
+    """A model that is said to be extended must be there."""
+
+    @pytest.mark.parametrize(
+        "damage", [_half, _overlapping, lambda data: data[:8], lambda data: b"", lambda d: d + b"x"]
+    )
+    def test_one_file(self, llama: Path, damage: Any) -> None:
+        file = llama / "model.safetensors"
+        file.write_bytes(damage(file.read_bytes()))
+        with pytest.raises(LoadError, match=r"model.safetensors cannot be read as a safetensors file"):
+            written(llama, "yarn:2")
+        assert [path.name for path in llama.parent.iterdir()] == ["model"]
+
+    @pytest.mark.parametrize("fault", ["nowhere", "twice"])
+    def test_several_files(self, llama: Path, fault: str) -> None:
+        model = AutoModelForCausalLM.from_pretrained(llama)
+        (llama / "model.safetensors").unlink()
+        model.save_pretrained(llama, max_shard_size="60KB")
+        index = llama / "model.safetensors.index.json"
+        told = json.loads(index.read_text(encoding="utf-8"))
+        first, second = sorted(set(told["weight_map"].values()))[:2]
+        if fault == "nowhere":
+            told["weight_map"]["ghost"] = first
+            index.write_text(json.dumps(told), encoding="utf-8")
+            said = "says that 'ghost' is in"
+        else:
+            shutil.copyfile(llama / first, llama / second)
+            said = "is in model-0"
+        with pytest.raises(LoadError, match=said):
+            written(llama, "yarn:2")
+        assert [path.name for path in llama.parent.iterdir()] == ["model"]
+
+    def test_an_index_of_files_that_are_not_read_stays_behind(self, llama: Path) -> None:
+        shutil.copyfile(llama / "model.safetensors", llama / "a.safetensors")
+        index = {"weight_map": {"lm_head.weight": "a.safetensors"}}
+        (llama / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+        result = extend_folder(llama, llama.parent / "longer", card(read_config_file(llama), "yarn:2", 16384))
+        assert result.left_out == ("a.safetensors", "model.safetensors.index.json")
+        assert result.linked == ("model.safetensors",)
+
+
+class TestPairLayout:
+    """A checkpoint in the layout that its family's code does not read stays one that plain transformers cannot run."""
+
+    @pytest.mark.parametrize(("layout", "runs"), [("interleaved", False), ("halves", True)])
+    def test_the_card_says_so(self, llama: Path, layout: str, runs: bool) -> None:
+        write_layout(llama, layout, "A note.")
+        out = written(llama, "yarn:2")
+        told = (out / "README.md").read_text(encoding="utf-8")
+        assert ("**Not in plain transformers" in told) != runs
+        assert ("AutoModelForCausalLM" in told) == runs
+        assert (out / "pair_layout.json").is_file()
+
+
 class TestWholeOrNot:
     """A folder that is there is a model that loads."""
 
@@ -324,6 +394,12 @@ class TestWholeOrNot:
         with pytest.raises(FileExistsError, match=r"out: '.*longer' is there already; give a name that is not"):
             written(llama, "yarn:2")
         assert list((llama.parent / "longer").iterdir()) == []
+
+    def test_nothing_is_written_into_the_model(self, llama: Path) -> None:
+        before = sorted(llama.iterdir())
+        with pytest.raises(ValueError, match=r"out: .* is inside .*, which is not changed"):
+            extend_folder(llama, llama / "a" / "b", card(read_config_file(llama), "yarn:2", 16384))
+        assert sorted(llama.iterdir()) == before
 
     @pytest.mark.parametrize("broken", ["write_card", "require_read_by_transformers", "_place"])
     def test_nothing_half(self, llama: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
@@ -346,6 +422,15 @@ class TestWholeOrNot:
         with pytest.raises(LoadError, match="the installed transformers would read"):
             written(llama, "yarn:2")
         assert not (llama.parent / "longer").exists()
+
+    @pytest.mark.parametrize("scaling", ["yarn:2", "ntk:2", "linear:2", "divisors"])
+    def test_a_part_of_the_head_that_the_family_does_not_know(self, tmp_path: Path, scaling: str) -> None:
+        # transformers' Llama turns all channels by a plain base, and fails on the widths of a scaling.
+        rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+        write_folder(tmp_path / "model", rope_parameters=rope)
+        with pytest.raises(PlanError, match=r"partial_rotary_factor: got 8; 8 of 16 channels turn by it"):
+            written(tmp_path / "model", scaling)
+        assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
     def test_no_weights(self, llama: Path) -> None:
         (llama / "model.safetensors").rename(llama / "pytorch_model.bin")

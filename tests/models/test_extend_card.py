@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import html
+import json
+import math
 import re
+import shlex
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -119,8 +123,53 @@ class TestWhatItTells:
     def test_how_to_serve(self) -> None:
         told = text(card())
         assert 'AutoModelForCausalLM.from_pretrained("longer")' in told
-        assert "vllm serve longer --max-model-len 12288" in told
-        assert "llama-server -m longer.gguf -c 12288 --rope-freq-base 100000 --rope-scaling yarn" in told
+        # The config says the rest, so nothing is overridden.
+        assert "```sh\nvllm serve longer --max-model-len 12288\n```" in told
+        assert "```sh\npython -m sglang.launch_server --model-path longer --context-length 12288\n```" in told
+        script, server = told[told.index("python convert_hf_to_gguf") :].splitlines()[:2]
+        assert script == "python convert_hf_to_gguf.py longer --outfile longer.gguf"
+        assert server.startswith("llama-server -m longer.gguf -c 12288 --rope-freq-base 100000 --rope-scaling yarn")
+
+    def test_what_an_engine_does_not_find_in_the_config_stays_an_override(self) -> None:
+        yarn = YaRN(factor=2, original_max_position_embeddings=8192, attention_factor_given=1.25)
+        told = text(card(after=plan(yarn, 16384), to=16384))
+        (line,) = [line for line in told.splitlines() if line.startswith("vllm serve")]
+        overrides = json.loads(shlex.split(line)[-1])
+        assert overrides["rope_parameters"]["attn_factor"] == pytest.approx(1.25 / (1 + 0.1 * math.log(2)), rel=1e-12)
+        # Older readers refuse a factor that is no float.
+        assert type(overrides["rope_parameters"]["factor"]) is float
+        dynamic = plan(DynamicNTK(factor=2, original_max_position_embeddings=8192))
+        told = text(card(after=dynamic, scaling="dynamic:2"))
+        assert "# vLLM has one static table for dynamic NTK" in told
+        assert "--hf-overrides" in told
+
+    def test_what_an_engine_cannot_do_is_a_sentence(self) -> None:
+        yarn = YaRN(factor=2.0, original_max_position_embeddings=8192, truncate=False)
+        told = text(card(after=plan(yarn, 16384), to=16384))
+        assert "\n\nllama.cpp rounds the ends" in told
+        assert "convert_hf_to_gguf.py longer" not in told
+
+    def test_a_pair_layout_that_the_family_does_not_read(self) -> None:
+        told = write_card(card(), name="longer", files="Files.", layout="interleaved")
+        assert "**Not in plain transformers, vLLM or SGLang.** Queries and keys stand in interleaved pairs" in told
+        assert "`theodolite convert layout longer OUT --to half`" in told
+        assert "from_pretrained" not in told
+        assert "vllm serve" not in told
+
+    def test_weights_of_a_gguf_file_are_called_so(self) -> None:
+        told = text(card(gguf="tiny.Q4_1.gguf"))
+        assert "The weights are those of tiny.Q4\\_1.gguf, dequantised to float32" in told
+        assert "unchanged" not in told
+        assert "The weights are those of SmolLM2, unchanged and untrained." in text(card())
+
+    def test_a_factor_over_the_model_s_own_scaling(self) -> None:
+        own, new = (YaRN(factor=factor, original_max_position_embeddings=8192) for factor in (2.0, 4.0))
+        told = text(card(before=plan(own, 16384), after=plan(new, 32768), scaling="yarn:2", to=32768))
+        assert (
+            "`yarn:2` counts over the 16,384 tokens that the model stated with YaRN 2 from 8,192 tokens of its own: "
+            "the files say YaRN 4 from 8,192 tokens."
+        ) in told
+        assert "counts over" not in text(card())
 
     def test_a_gguf_needs_no_flags(self) -> None:
         told = text(card(), name="longer.gguf")

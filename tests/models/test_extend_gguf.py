@@ -145,6 +145,44 @@ class TestCopy:
         assert sum(told) == file.stat().st_size - gguf.GGUFReader(file).data_offset
 
 
+class TestDamaged:
+    """A file whose weights are not all there is no model, whatever its header says."""
+
+    @pytest.mark.parametrize("kept", [-4, -1000, "header"])
+    def test_cut_off(self, file: Path, tmp_path: Path, kept: Any) -> None:
+        data, given = file.read_bytes(), card(file, "yarn:2")
+        at = gguf.GGUFReader(file).data_offset if kept == "header" else kept
+        file.write_bytes(data[:at])
+        with pytest.raises(PlanError, match=r"the tensor '.*' ends [\d,]+ bytes past the file, which is cut off"):
+            extend_gguf(file, tmp_path / "longer.gguf", given)
+        assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+    def test_padding_after_the_last_tensor_may_be_missing(self, tmp_path: Path) -> None:
+        source = _aligned(tmp_path / "aligned.gguf", 256)
+        reader = gguf.GGUFReader(source)
+        end = max(int(tensor.data_offset) + int(tensor.n_bytes) for tensor in reader.tensors)
+        source.write_bytes(source.read_bytes()[:end])
+        copy_changed(source, tmp_path / "out.gguf", Changes(values={}))
+        assert (tmp_path / "out.gguf").read_bytes() == source.read_bytes()
+
+    @pytest.mark.parametrize("parts", [2, [1, 2], True, "2"])
+    def test_one_part_of_several(self, tmp_path: Path, parts: Any) -> None:
+        source = tmp_path / "part.gguf"
+        writer = gguf.GGUFWriter(source, "llama")
+        writer.add_key_value("split.count", parts, _kind_of(parts), gguf.GGUFValueType.UINT32)
+        writer.add_tensor("x", np.zeros(4, dtype=np.float32))
+        for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+            step()
+        writer.close()
+        with pytest.raises(PlanError, match=r"split.count: .*give one file, made by llama-gguf-split --merge"):
+            copy_changed(source, tmp_path / "out.gguf", Changes(values={}))
+
+
+def _kind_of(value: Any) -> gguf.GGUFValueType:
+    kinds = {int: "UINT32", list: "ARRAY", bool: "BOOL", str: "STRING"}
+    return gguf.GGUFValueType[kinds[type(value)]]
+
+
 class TestItRuns:
     """What the file says is what a model read from it does."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from theodolite.models.extend import over_llama3, stretched
+from theodolite.models.extend import over_llama3, require_counted_over_stated, stretched
 from theodolite.plan import (
     NTK,
     DynamicNTK,
@@ -81,6 +81,55 @@ class TestLength:
         mixed = replace(after, layers=(short, *after.layers[1:]))
         with pytest.raises(PlanError, match="it stretches to 16,384 tokens, and 20,000 are wanted"):
             stretched(model(), mixed, 20_000, name="yarn:4")
+
+
+class TestFound:
+    """A search chooses factor, base and ramp together, by what the model does with them: no ratio is asked of it."""
+
+    @pytest.mark.parametrize("scaling", [yarn(1.7), yarn(1.0), replace(yarn(1.2), original_max_position_embeddings=64)])
+    def test_a_factor_below_the_ratio_of_lengths(self, scaling: YaRN) -> None:
+        before, after = model(), model(scaling)
+        found = stretched(before, after, 16384, name="search:x", found=True)
+        assert found == replace(after, max_position_embeddings=16384)
+        with pytest.raises(PlanError, match="tokens, and 16,384 are wanted"):
+            stretched(before, after, 16384, name="yarn:1.7")
+
+    def test_less_than_the_model_s_own(self) -> None:
+        before, after = model(yarn(4.0), length=32768), model(yarn(3.5), length=32768)
+        assert stretched(before, after, 65536, name="search:x", found=True).max_position_embeddings == 65536
+
+    def test_the_length_is_still_more_than_before(self) -> None:
+        with pytest.raises(PlanError, match="the model states 8,192 tokens already"):
+            stretched(model(), model(yarn(1.7)), 8192, name="search:x", found=True)
+
+
+class TestCountedOverStated:
+    """Of a model that was extended already, a factor may be meant over either of two lengths."""
+
+    @pytest.mark.parametrize(
+        ("native", "wanted", "told"),
+        [
+            (yarn(2.0), yarn(8.0), r"YaRN 2 from 8,192 tokens already .* this would be YaRN 8 from 8,192 tokens"),
+            (Linear(factor=2.0), Linear(factor=8.0), "linear scaling 2 already .* this would be linear scaling 8"),
+            (llama3(2.0), llama3(8.0), "Llama 3 scaling 2 from 8,192 tokens already"),
+        ],
+    )
+    def test_a_factor_that_would_do_over_the_trained_length(self, native: Scaling, wanted: Scaling, told: str) -> None:
+        before, after = model(native, length=16384), model(wanted, length=16384)
+        with pytest.raises(PlanError, match=f"{told}.*; x:2 is enough for 32,768 tokens"):
+            require_counted_over_stated(before, after, 32768, name="x:4")
+        # Over the trained length it would not do for these, so it is meant over the stated one.
+        require_counted_over_stated(before, after, 32769, name="x:4")
+
+    def test_what_is_just_enough_is_meant(self) -> None:
+        before = model(yarn(1.5), length=12288)
+        require_counted_over_stated(before, model(yarn(3.0), length=12288), 16384, name="yarn:2")
+        require_counted_over_stated(model(yarn(2.0), length=16384), model(yarn(4.0), length=16384), 32768, name="x:2")
+
+    def test_over_a_model_without_a_scaling_there_is_one_length(self) -> None:
+        require_counted_over_stated(model(), model(yarn(8.0)), 16384, name="yarn:8")
+        # Qwen 2.5 states the trained length beside its YaRN.
+        require_counted_over_stated(model(yarn(4.0)), model(yarn(8.0)), 16384, name="yarn:8")
 
 
 class TestNative:

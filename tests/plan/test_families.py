@@ -350,7 +350,7 @@ class TestModelsWithoutRotation:
                     "num_attention_heads": 2,
                 },
                 None,
-                Bias(kind="alibi", slope_factor=0.125),
+                Bias(kind="alibi", slope_factor=0.125, heads=2),
                 "ALiBi biases on the scores",
             ),
             (
@@ -407,6 +407,16 @@ class TestModelsWithoutRotation:
         assert describe(plan) == sentence
         assert write_config(plan, keys) == keys
 
+    def test_the_heads_that_alibi_depends_on(self) -> None:
+        """32 heads and 30 have other slopes, so plans that differ in them are not the same."""
+        keys = {"n_layer": 2, "hidden_size": 4096}
+        for model_type, name in (("bloom", "n_head"), ("mpt", "n_heads")):
+            bias = read_config({"model_type": model_type, **keys, name: 32}).layers[0].bias
+            assert bias == Bias(kind="alibi", heads=32)
+            assert bias != read_config({"model_type": model_type, **keys, name: 16}).layers[0].bias
+        with pytest.raises(PlanError, match=r"hidden_size: got 4096; it must be a multiple of the heads \(30\)"):
+            read_config({"model_type": "bloom", **keys, "n_head": 30})
+
     def test_an_unknown_kind_of_row_is_refused(self) -> None:
         keys = {"model_type": "bert", "max_position_embeddings": 512, "num_hidden_layers": 2}
         with pytest.raises(PlanError, match="position_embedding_type: got 'relative_key'; known: 'absolute', 'alibi'"):
@@ -426,7 +436,7 @@ class TestModelsWithoutRotation:
             "stated length 4,096 tokens",
         ),
         (
-            config("gpt_oss", rope_theta=150000, sliding_window=128, partial_rotary_factor=0.5),
+            config("gpt_oss", rope_theta=150000, sliding_window=128, partial_rotary_factor=0.5, head_dim=16),
             "rotary positions in 2 of 4 layers that see 128 tokens (base 150,000, 8 of 16 channels), "
             "rotary positions in 2 of 4 layers (base 150,000, 8 of 16 channels), stated length 4,096 tokens",
         ),

@@ -78,6 +78,28 @@ class TestLengthsAndFactors:
 
     def test_llama3_states_more_than_factor_times_original_itself(self) -> None:
         assert told({**new(**LLAMA3), "max_position_embeddings": 131072}) == []
+        # Llama 3.2 of 1B and 3B states half of it.
+        assert told({**new(**{**LLAMA3, "factor": 32.0}), "max_position_embeddings": 131072}) == []
+
+    def test_llama3_that_falls_short_of_what_llama_3_1_has(self) -> None:
+        (finding,) = found({**new(**{**LLAMA3, "factor": 2.0}), "max_position_embeddings": 131072})
+        assert (finding.severity, finding.field) == ("warning", "factor")
+        assert "factor 2 times original_max_position_embeddings 8,192 is 16,384" in finding.message
+        assert finding.fix == "factor 8, or max_position_embeddings 32,768"
+        assert told({**new(**{**LLAMA3, "factor": 7.99}), "max_position_embeddings": 131072}) == [("warning", "factor")]
+
+    def test_llama3_that_stretches_nothing(self) -> None:
+        (finding,) = found(new(**LLAMA3))
+        assert (finding.severity, finding.field) == ("warning", "original_max_position_embeddings")
+        assert "it is 8,192, as max_position_embeddings is" in finding.message
+
+    def test_longrope_lists_that_are_exchanged(self) -> None:
+        """The long list's first divisors may be under the short's, as Phi-3's are; as a whole it divides by more."""
+        rope = {**LISTS, "original_max_position_embeddings": 2048, "short_factor": [2.0] * 8, "long_factor": [1.5] * 8}
+        (finding, _) = found(new(**rope))
+        assert (finding.severity, finding.field) == ("error", "short_factor, long_factor")
+        assert "the short list slows the pairs 2 times on the mean and the long one 1.5 times" in finding.message
+        assert told(new(**{**rope, "long_factor": [1.0] * 4 + [9.0] * 4})) == [("warning", "long_factor")]
 
     def test_longrope_with_a_factor_of_its_own(self) -> None:
         base = {**new(**LISTS, original_max_position_embeddings=2048)}
@@ -259,7 +281,7 @@ class TestLayers:
         raw = {**LLAMA, "model_type": "mistral", "sliding_window": 8193}
         assert told(raw) == [("note", "sliding_window")]
         assert told({**raw, "sliding_window": 8192}) == []
-        chunked = {**LLAMA, "model_type": "llama4_text", "attention_chunk_size": 9000}
+        chunked = {**LLAMA, "model_type": "llama4_text", "attention_chunk_size": 9000, "head_dim": 16}
         assert told(chunked) == [("note", "attention_chunk_size")]
 
     def test_proportional_is_not_partial(self) -> None:
@@ -275,6 +297,16 @@ class TestLayers:
     def test_no_length(self) -> None:
         assert told({**LLAMA, "max_position_embeddings": None}) == [("warning", "max_position_embeddings")]
         assert told({"model_type": "bloom", "n_layer": 2}) == []
+
+    @pytest.mark.parametrize(
+        ("more", "key"), [({"hidden_dim": 176}, "max_position_embeddings"), ({"multiple_of": 256}, "max_seq_len")]
+    )
+    def test_no_length_in_params(self, more: dict[str, Any], key: str) -> None:
+        """The two formats have two names for it, and the fix is the name."""
+        params = {"dim": 64, "n_layers": 2, "n_heads": 4, "rope_theta": 1e6, **more}
+        (finding,) = find(read_params(params), params, source="params")
+        assert (finding.field, finding.fix) == (key, f"state {key}, the trained length in tokens")
+        assert read_params({**params, key: 4096}).max_position_embeddings == 4096
 
 
 class TestLengthsThatChangeFrequencies:

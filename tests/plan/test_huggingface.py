@@ -349,6 +349,19 @@ class TestYaRNIsReadAsItIsMeant:
         rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096, **keys}
         assert rotary(llama(rope_scaling=rope)).attention_factor() == pytest.approx(amplitude, abs=5e-7)
 
+    def test_the_two_dicts_side_by_side(self) -> None:
+        """Two dicts that differ in one key of six are told by that key."""
+        yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+        base = {"rope_theta": 5e5, "rope_scaling": yarn}
+        agreeing = rotary(llama(**base, rope_parameters={**yarn, "rope_theta": 5e5}))
+        assert agreeing == rotary(llama(**base))
+        with pytest.raises(PlanError) as caught:
+            read_config(llama(**base, rope_parameters={**yarn, "rope_theta": 1e4}))
+        assert str(caught.value) == "rope_theta: got 500000.0; rope_parameters beside it has rope_theta 10000.0"
+        with pytest.raises(PlanError) as caught:
+            read_config(llama(**base, rope_parameters={**yarn, "rope_theta": 5e5, "factor": 2.0}))
+        assert str(caught.value) == "rope_scaling.factor: got 4.0; rope_parameters beside it has factor 2.0"
+
     def test_axes_and_scaling_are_separate_matters(self) -> None:
         """A type of "mrope" once shut out "yarn": the user's scaling was ignored, or turned linear."""
         yarn = {"factor": 4.0, "original_max_position_embeddings": 8192}

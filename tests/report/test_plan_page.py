@@ -191,7 +191,9 @@ class TestFormulas:
     def test_starts_at_the_models_own(self, browser, pages, kind):  # noqa: F811
         self.load(browser, pages[kind])
         plan = opened(kind).plan
-        for number, rotary in enumerate(plan.rotaries):
+        # Layers that see every distance stand first.
+        order = plan.rotaries[::-1] if kind == "gemma3" else plan.rotaries
+        for number, rotary in enumerate(order):
             script = "theodolite.set({rotation: arguments[0]}); return theodolite.invFreq()"
             wanted = rotary.inv_freq(length=plan.max_position_embeddings)
             np.testing.assert_allclose(browser.execute_script(script, number), wanted, rtol=1e-12, atol=0)
@@ -199,7 +201,7 @@ class TestFormulas:
         script = "theodolite.set({rotation: 0, base: 54321, length: 900}); return theodolite.invFreq()"
         import dataclasses
 
-        moved = dataclasses.replace(plan.rotaries[0], rope_theta=54321.0)
+        moved = dataclasses.replace(order[0], rope_theta=54321.0)
         np.testing.assert_allclose(browser.execute_script(script), moved.inv_freq(length=900), rtol=1e-12, atol=0)
 
     def test_channels_that_stand_still(self, browser, tmp_path):  # noqa: F811
@@ -293,6 +295,28 @@ class TestBrowser:
         assert shown["out-unturned"] == f"{told.unturned_pairs} of 32"
         assert shown["out-longest"] == f"{told.longest_wavelength:,.0f}"
         assert shown["out-first"] == f"{told.first_negative:,}"
+
+    def test_the_first_negative_is_there_when_the_page_is(self, browser, pages):  # noqa: F811
+        """A picture of the page is taken before any search is done; its answer was known when it was written."""
+        browser.get(pages["llama3"].as_uri())
+        told = derive(opened("llama3").plan.rotaries[0], opened("llama3").plan.max_position_embeddings)
+        assert told.first_negative is not None
+        assert browser.execute_script("return document.getElementById('out-first').textContent") == (
+            f"{told.first_negative:,}"
+        )
+
+    def test_a_layer_with_a_window_meets_no_more(self, browser, pages):  # noqa: F811
+        self.open(browser, pages["gemma3"])
+        plan = opened("gemma3").plan
+        far, local = (browser.execute_script(f"return document.getElementById('rotation').options[{i}].text")
+                      for i in (0, 1))  # fmt: skip
+        window = plan.layers[0].mask.sliding_window
+        assert local.endswith(f"(see {window:,} tokens)")
+        assert "see" not in far
+        numbers = browser.execute_script("theodolite.set({rotation: 1}); return theodolite.numbers()")
+        waves = 2 * np.pi / plan.layers[0].rotate.inv_freq()
+        assert numbers["unturned"] == int((waves > window).sum()) > int((waves > numbers["length"]).sum())
+        assert numbers["longestLive"] == pytest.approx(waves[waves <= window].max(), rel=1e-12)
 
     def test_curves_are_where_the_numbers_are(self, browser, pages):  # noqa: F811
         self.open(browser, pages["plain"])

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.patches import Circle, Wedge
 
 from theodolite.plan import NTK, DynamicNTK, Linear, LongRoPE, Rotary, YaRN
@@ -227,6 +228,17 @@ class TestClockHands:
         hands = [one for one in figure.axes[0].get_lines() if one.get_linewidth() > 1]
         assert len(hands) == 3 * 8
         assert [text.get_text() for text in figure.legends[0].get_texts()] == list(ROTARIES)
+
+    def test_the_unscaled_hand_is_told_from_the_others(self):
+        """Ink beside dark blue is one colour to the eye: in lightness, width and order they are far apart."""
+        pair = {"yarn:4": PLAIN, "none": PLAIN}
+        (axes,) = show.clock_hands(pair, position=50).axes
+        hands = [one for one in axes.get_lines() if one.get_linewidth() > 1]
+        scaled, plain = hands[0], hands[1]
+        lightness = [sum(to_rgb(one.get_color())) / 3 for one in (scaled, plain)]
+        assert lightness[1] - lightness[0] > 0.4
+        assert plain.get_linewidth() > 2 * scaled.get_linewidth()
+        assert plain.get_zorder() < scaled.get_zorder()
 
     def test_of_many_pairs_some_are_drawn_first_and_last_among_them(self):
         (axes,) = show.clock_hands({"none": Rotary(head_dim=130, rope_theta=1e4)}, position=9).axes

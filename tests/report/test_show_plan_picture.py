@@ -91,6 +91,21 @@ class TestRotations:
         cosines = picture(GEMMA).axes[3]
         assert [text.get_text() for text in cosines.get_legend().get_texts()] == ["layers 0-4, 6", "layers 5"]
 
+    def test_a_layer_with_a_window_turns_within_it(self):
+        """Distances past the window are none of its own."""
+        figure, plan = picture(GEMMA), read_config(GEMMA)
+        window = plan.layers[0].mask.sliding_window
+        assert window < plan.max_position_embeddings
+        local, far = figure.axes[2].get_lines()[:2]
+        for line, rotary, end in (
+            (local, plan.layers[0].rotate, window), (far, plan.layers[5].rotate, plan.max_position_embeddings),
+        ):  # fmt: skip
+            waves = 2 * math.pi / rotary.inv_freq()
+            np.testing.assert_allclose(line.get_ydata(), end / waves, rtol=1e-13)
+        assert figure.axes[2].get_ylabel().endswith(", or the window")
+        hollow = [one for one in figure.axes[1].get_lines() if one.get_markerfacecolor() == "white"]
+        assert len(hollow[0].get_xdata()) == int((2 * math.pi / plan.layers[0].rotate.inv_freq() > window).sum())
+
     def test_no_stated_length(self):
         raw = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
         assert titles(picture(raw))[3].endswith("to 8,192 tokens, for no length is stated")

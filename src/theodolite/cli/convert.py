@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from theodolite.cli.detect import add_width_options
 from theodolite.cli.loading import loading_errors
+from theodolite.cli.terminated import removing_what_is_half
 
 if TYPE_CHECKING:
     from theodolite.models.convert import Conversion
@@ -66,21 +67,22 @@ def run(options: argparse.Namespace) -> int:
     from theodolite.report.figures import plain
 
     try:
-        done = convert_layout(
-            options.model,
-            options.out,
-            to=_LAYOUTS[options.to],  # type: ignore[arg-type]
-            source_layout=_LAYOUTS.get(options.source_layout),  # type: ignore[arg-type]
-            config=options.config,
-            num_heads=options.heads,
-            num_key_value_heads=options.key_heads,
-            head_dim=options.head_dim,
-            rotary_dim=options.rotary_dim,
-            trailing=options.trailing,
-            sites=options.site,
-            dry_run=options.dry_run,
-            progress=lambda line: print(plain(line), file=sys.stderr, flush=True),
-        )
+        with removing_what_is_half():
+            done = convert_layout(
+                options.model,
+                options.out,
+                to=_LAYOUTS[options.to],  # type: ignore[arg-type]
+                source_layout=_LAYOUTS.get(options.source_layout),  # type: ignore[arg-type]
+                config=options.config,
+                num_heads=options.heads,
+                num_key_value_heads=options.key_heads,
+                head_dim=options.head_dim,
+                rotary_dim=options.rotary_dim,
+                trailing=options.trailing,
+                sites=options.site,
+                dry_run=options.dry_run,
+                progress=lambda line: print(plain(line), file=sys.stderr, flush=True),
+            )
     except loading_errors() as error:
         # Names and keys in it are a stranger's.
         raise ValueError(plain(str(error))) from error
@@ -103,5 +105,5 @@ def lines(options: argparse.Namespace, done: Conversion) -> list[str]:
     told += [f"    {name} ({part})" for name, part in shown]
     if len(names) > len(shown):
         told.append(f"    and {len(names) - len(shown)} more")
-    told += [f"  left out, for it has weights of its own: {name}" for name in done.left_out]
+    told += [f"  left out, for it has or names other weights: {name}" for name in done.left_out]
     return [*told, f"  {done.note}"]

@@ -11,6 +11,7 @@ from theodolite.cli import extension
 from theodolite.cli.extension import Origin
 from theodolite.cli.loading import loading_errors, require_packages
 from theodolite.cli.loading import tokens_argument as _tokens
+from theodolite.cli.terminated import removing_what_is_half
 
 if TYPE_CHECKING:
     from theodolite.cli.progress import Progress
@@ -93,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         instead = "give a folder; llama.cpp's convert_hf_to_gguf.py makes a GGUF of it"
         raise ValueError(f"out: {str(options.out)!r} can only be written from a .gguf file; {instead}")
     require_absent(options.out)
-    with Progress(stderr=True) as progress:
+    with removing_what_is_half(), Progress(stderr=True) as progress:
         origin = _open(source, as_gguf, progress)
         card = _card(options, origin, progress)
         if as_gguf:
@@ -195,7 +196,7 @@ def _tell(options: argparse.Namespace, card: Card, written: Written) -> int:
     from theodolite.report.figures import plain
 
     opened = open_model(str(written.path))
-    findings = find(opened.plan, opened.raw, source=opened.kind, layout=opened.layout)
+    findings = card.findings(find(opened.plan, opened.raw, source=opened.kind, layout=opened.layout))
     errors = [finding for finding in findings if finding.severity == "error"]
     if options.json:
         print(json.dumps(_as_json(card, written, findings), allow_nan=False))

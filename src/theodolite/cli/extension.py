@@ -123,7 +123,7 @@ def _widened(name: str, plan: ModelPlan, to: int) -> Candidate | None:
 def _alternatives(name: str, plan: ModelPlan, to: int) -> str:
     """The scalings that this model takes for that length, as the end of a sentence."""
     from theodolite.models.extend import stretched
-    from theodolite.plan import PlanError
+    from theodolite.plan import LongRoPE, PlanError
     from theodolite.survey.scalings import candidate_of
 
     found = []
@@ -135,7 +135,10 @@ def _alternatives(name: str, plan: ModelPlan, to: int) -> str:
             continue
         found.append(kind)
     others = [kind for kind in found if kind != name.strip()]
-    return f"; this model takes {', '.join(others)}" if others else ""
+    if others:
+        return f"; this model takes {', '.join(others)}"
+    divided = any(isinstance(rotary.scaling, LongRoPE) for rotary in plan.rotaries)
+    return "; no named scaling goes over divisors, as which a GGUF file has Llama 3.1's too" if divided else ""
 
 
 def entry_of(summary: dict[str, Any], plan: ModelPlan, candidate: Candidate) -> dict[str, Any] | None:

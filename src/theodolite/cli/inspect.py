@@ -8,7 +8,9 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
+
+from theodolite.cli.loading import tokens_argument
 
 if TYPE_CHECKING:
     from theodolite.plan.findings import Finding
@@ -51,6 +53,9 @@ def add_parser(verbs: Any) -> None:
     what.add_argument(
         "--for", dest="engine", choices=ENGINES, metavar="ENGINE", help=f"print its settings: {', '.join(ENGINES)}"
     )
+    parser.add_argument(
+        "--length", type=tokens_argument, metavar="N", help="with --for: the tokens to serve (default: as stated)"
+    )
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it too: a .png, .svg or .pdf file")
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write a page too, on which base, factor and length move"
@@ -60,6 +65,8 @@ def add_parser(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Read, judge, print."""
+    if options.length is not None and options.engine is None:
+        raise ValueError("length: it is the length that an engine serves; give --for too")
     _load_numpy()
     from theodolite.plan.findings import find
     from theodolite.plan.open import open_model
@@ -77,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     if other is not None:
         return _diff(opened, other, options.json)
     if options.engine is not None:
-        _settings(opened, options.engine, options.json)
+        _settings(opened, findings, options)
         return status
     if options.json:
         _print_json(_as_json(opened, findings))
@@ -135,18 +142,36 @@ def _as_json(opened: Opened, findings: tuple[Finding, ...]) -> dict[str, Any]:
     }
 
 
-def _settings(opened: Opened, engine: str, as_json: bool) -> None:
+def _settings(opened: Opened, findings: tuple[Finding, ...], options: argparse.Namespace) -> None:
     from theodolite.plan.engines import settings
     from theodolite.plan.layer_json import usual_length
 
-    length = usual_length(opened.plan)
+    length = usual_length(opened.plan) if options.length is None else options.length
     if length is None:
-        raise ValueError(f"max_position_embeddings: {opened.name!r} states no length, and an engine needs one")
-    told = settings(opened.plan, model=opened.name, length=length, part=opened.part)[engine]
-    if as_json:
-        _print_json({"engine": engine, "settings": told})
-    else:
-        _print_lines((json.dumps(told, indent=2) if isinstance(told, dict) else told).splitlines())
+        raise ValueError(
+            f"max_position_embeddings: {opened.name!r} states no length, and an engine needs one; give --length"
+        )
+    told = settings(opened.plan, model=opened.name, length=length, part=opened.part, as_shipped=True)[options.engine]
+    amiss = [finding for finding in _of_the_plan(opened, findings) if finding.severity != "note"]
+    if options.json:
+        _print_json({"engine": options.engine, "settings": told, "findings": [vars(finding) for finding in amiss]})
+        return
+    # Above the command, as comments, so that whoever copies it copies them; JSON has none.
+    for finding in amiss:
+        line = f"{finding.severity}: {finding.field}: {finding.message}"
+        if isinstance(told, dict):
+            _print_lines([f"theodolite inspect: {line}"], sys.stderr)
+        else:
+            _print_lines([f"# {line}"])
+    _print_lines((json.dumps(told, indent=2) if isinstance(told, dict) else told).splitlines())
+
+
+def _of_the_plan(opened: Opened, findings: tuple[Finding, ...]) -> list[Finding]:
+    """Those that the settings repeat; what is amiss with the words of the file they put right."""
+    from theodolite.plan.findings import find
+
+    plain = find(opened.plan, layout=opened.layout)
+    return [finding for finding in findings if finding in plain]
 
 
 def _diff(opened: Opened, other: Opened, as_json: bool) -> int:
@@ -166,11 +191,11 @@ def _print_json(found: dict[str, Any]) -> None:
     print(json.dumps(found, indent=None, allow_nan=False))
 
 
-def _print_lines(lines: list[str]) -> None:
+def _print_lines(lines: list[str], file: TextIO | None = None) -> None:
     from theodolite.report.figures import plain
 
     for line in lines:
-        print(plain(line))
+        print(plain(line), file=file)
 
 
 def _width() -> int:

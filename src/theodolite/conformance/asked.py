@@ -37,6 +37,25 @@ class Asked:
         step = (2, 1) if rotary.interleaved else (1, count)
         self.pairs = [(start + step[0] * i, start + step[0] * i + step[1]) for i in range(count)]
 
+    def places(self, *positions: int) -> list[int]:
+        """These positions (tokens), each at most the furthest that is asked for."""
+        return [min(position, self.furthest) for position in positions]
+
+    def with_ends(self, *, furthest: int) -> Asked:
+        """The same up to another furthest position."""
+        length = min(self.length, furthest + 1)
+        return Asked(self.rotate, self.rotary, heads_first=self.heads_first, length=length, furthest=furthest)
+
+    def of_keys(self) -> Asked:
+        """The same with keys in the place of queries: what is asked of queries is asked of keys."""
+
+        def exchanged(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+            turned_k, turned_q = self.rotate(k, q, positions)
+            return turned_q, turned_k
+
+        ends = {"length": self.length, "furthest": self.furthest}
+        return Asked(exchanged, self.rotary, heads_first=self.heads_first, **ends)
+
     @property
     def turning(self) -> list[int]:
         """All channels that are in a pair."""
@@ -50,6 +69,10 @@ class Asked:
                 return self.rotate(q, k, positions)
             turned = self.rotate(q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous(), positions)
             return turned[0].transpose(1, 2), turned[1].transpose(1, 2)
+
+    def turn_both(self, q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
+        """Queries and keys turned, (B, H + Hkv, S, D): the heads of keys after those of queries."""
+        return torch.cat(self.turn(q, k, positions), dim=1)
 
     def inputs(self, *, heads: int, tokens: int, rows: int = 1, key_heads: int | None = None) -> tuple[Tensor, Tensor]:
         """Random queries and keys of length 1, float32."""

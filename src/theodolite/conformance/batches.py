@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from theodolite.conformance.subject import Difference, Subject
 from theodolite.conformance.verdict import Verdict, skipped
@@ -32,7 +34,7 @@ def batch(subject: Subject) -> Verdict:
         mask = torch.stack([torch.arange(19) < length for length in lengths]).long().to(subject.device)
         together = subject.logits(ids, attention_mask=mask)
         found = [
-            _apart(subject, together[row, :length], alone[row][:length], subject.tolerance)
+            _apart(subject, together[row, :length], subject.logits(ids[row : row + 1, :length])[0], subject.tolerance)
             for row, length in enumerate(lengths)
         ]
     if all(one.first is None for one in found) and subject.takes_positions:
@@ -85,7 +87,7 @@ def left_padding(subject: Subject) -> Verdict:
             "positions are counted from the shape, padding included",
             "unslothai/unsloth#3795",
         )
-    generated = _generated(subject, ids, mask)
+    generated = _generated(subject, ids, mask) if subject.causal else []
     if any(one.first is not None for one in generated):
         return _judged(
             subject,
@@ -112,7 +114,15 @@ def left_padding(subject: Subject) -> Verdict:
             reference="huggingface/transformers#18478",
         )
     all_found = found + generated + forward
-    return _judged(subject, PADDING, all_found, right + "in forward and in generate", wrong, "", "")
+    return _judged(
+        subject,
+        PADDING,
+        all_found,
+        right + ("in forward and in generate" if generated else "in forward"),
+        wrong,
+        "",
+        "",
+    )
 
 
 def _generated(subject: Subject, ids: Tensor, mask: Tensor) -> list[Difference]:
@@ -130,7 +140,7 @@ def _generated(subject: Subject, ids: Tensor, mask: Tensor) -> list[Difference]:
 
 def _generate(subject: Subject, ids: Tensor, mask: Tensor) -> Tensor:
     """Logits (B, steps, V) of greedy generation."""
-    with torch.no_grad():
+    with torch.no_grad(), _plain_generation(subject.model):
         out = subject.model.generate(
             ids,
             attention_mask=mask,
@@ -145,6 +155,17 @@ def _generate(subject: Subject, ids: Tensor, mask: Tensor) -> Tensor:
     return torch.stack(out.logits, dim=1).double().cpu()
 
 
+@contextmanager
+def _plain_generation(model: Any) -> Iterator[None]:
+    """What its files ask of generation (stop strings, several answers, penalties) has nothing to do with positions."""
+    present = model.generation_config
+    model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = present
+
+
 def packing(subject: Subject) -> Verdict:
     """Three documents in one row, positions starting again at each: with a mask of blocks, and by positions alone."""
     if not subject.takes_positions:
@@ -155,7 +176,9 @@ def packing(subject: Subject) -> Verdict:
     positions = torch.cat([torch.arange(n) for n in _DOCUMENTS])[None].to(subject.device)
     owner = torch.cat([torch.full((n,), index) for index, n in enumerate(_DOCUMENTS)])
     alone = torch.cat([subject.logits(part)[0] for part in ids.split(list(_DOCUMENTS), dim=1)])
-    blocks = (owner[:, None] == owner[None]) & (torch.arange(len(owner))[:, None] >= torch.arange(len(owner)))
+    blocks = owner[:, None] == owner[None]
+    if subject.causal:
+        blocks &= torch.arange(len(owner))[:, None] >= torch.arange(len(owner))
     by_mask = _attempt(lambda: subject.logits(ids, position_ids=positions, attention_mask=_four(subject, blocks)))
     by_positions = _attempt(lambda: subject.logits(ids, position_ids=positions))
     tolerance = subject.tolerance_at(len(owner))

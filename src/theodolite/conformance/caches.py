@@ -50,6 +50,8 @@ def _compared(
     subject: Subject, name: str, ids: Tensor, lengths: list[int], what: str, start: int | None = None
 ) -> Verdict:
     first = 0 if start is None else start
+    if not subject.causal:
+        return skipped(name, "its tokens see later ones, so that nothing can be read in pieces")
     if not any(attends(layer) for layer in subject.plan.layers):
         return skipped(name, "there is no attention, and so no cache of keys and values")
     # In pieces first, as a prompt is read: a whole forward may leave something behind.

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from theodolite.conformance import function_calls, function_values
+from theodolite.conformance import function_calls, function_form, function_values
 from theodolite.conformance.asked import Asked, Rotate
-from theodolite.conformance.verdict import Verdict
+from theodolite.conformance.verdict import Verdict, skipped
 from theodolite.plan import Rotary
 
 _USUAL_LENGTH = 8192
 _FURTHEST = 2**24 - 1
+_LARGEST = 2**53
 
 # History first, before other checks have made some; what is asked of numbers needs the pairs to be right.
 CHECKS: tuple[tuple[str, Callable[[Asked], Verdict]], ...] = (
@@ -21,6 +24,7 @@ CHECKS: tuple[tuple[str, Callable[[Asked], Verdict]], ...] = (
     ("shapes and dtypes", function_calls.kinds),
     ("inputs", function_calls.inputs_untouched),
     ("axes", function_calls.axes),
+    (function_form.BOTH, function_form.both),
     ("position 0", function_values.position_zero),
     ("width", function_values.width),
     ("pairs", function_values.pairs),
@@ -36,6 +40,9 @@ CHECKS: tuple[tuple[str, Callable[[Asked], Verdict]], ...] = (
     ("gradient", function_calls.gradient),
     ("cast and back", function_calls.cast),
 )
+
+# Asked of queries, and then of keys in their place; the others look at both.
+_OF_KEYS = {"position 0", "width", "pairs", "norms", "angles", "far angles", "half precision"}
 
 
 def check_rotate(
@@ -56,11 +63,16 @@ def check_rotate(
         heads_first: otherwise q and k are (B, S, H, D).
         length: tokens within which float32 arithmetic is good enough (8,192); frequencies that depend on the length of
             a sequence are settled for it.
-        furthest: the largest position that is asked for (tokens); smaller for a table that ends.
+        furthest: the largest position that is asked for (tokens), at least 15; for a table that ends, its rows less
+            one.
+
+    A function that cannot be called, or ends before `furthest`, gets one verdict that says so; what can still be asked
+    of it is asked up to there.
 
     Raises:
         PlanError: the claim contradicts itself.
-        TypeError: both a `rotary` and fields of one, a field that there is not, or no function.
+        TypeError: both a `rotary` and fields of one, a field that there is not, no function, or no whole number.
+        ValueError: `length` or `furthest` is too small, or `length` passes `furthest`.
     """
     if not callable(rotate):
         raise TypeError(f"rotate: got {type(rotate).__name__}; give a function rotate(q, k, positions)")
@@ -68,15 +80,58 @@ def check_rotate(
         rotary = Rotary(**claims)
     elif claims:
         raise TypeError(f"rotary: it is given, and {', '.join(claims)} besides; give one of the two")
+    furthest = _whole("furthest", furthest, function_form.LEAST)
     if length is None:
         length = min(_USUAL_LENGTH, furthest + 1)
+    length = _whole("length", length, function_form.LEAST + 1)
+    if length > furthest + 1:
+        most = furthest + 1
+        raise ValueError(f"length: got {length:,}, and positions end at {furthest:,}; give at most {most:,}")
     if rotary.depends_on_length:
         rotary = rotary.at_length(length)
-    asked = Asked(rotate, rotary, heads_first=heads_first, length=length, furthest=furthest)
-    return tuple(_run(name, check, asked) for name, check in CHECKS)
+    return tuple(_verdicts(Asked(rotate, rotary, heads_first=heads_first, length=length, furthest=furthest)))
 
 
-def _run(name: str, check: Callable[[Asked], Verdict], asked: Asked) -> Verdict:
+def _whole(name: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: got {value!r}; give a whole number of tokens") from None
+    if not least <= number <= _LARGEST:
+        raise ValueError(f"{name}: got {number:,}; give at least {least}, and at most 2^53")
+    return number
+
+
+def _verdicts(asked: Asked) -> Iterator[Verdict]:
+    refused = function_form.call(asked)
+    if refused is not None:
+        yield refused
+        yield from (skipped(name, "the function cannot be called as it must be") for name, _ in CHECKS)
+        return
+    # Of the one of the two whose fault is known already, no more is asked.
+    keys: Asked | None = None
+    only_keys = ended = False
+    for name, check in CHECKS:
+        verdict = _run(check, keys if only_keys and name in _OF_KEYS and keys else asked)
+        if isinstance(verdict, Exception) and not ended:
+            ended = True
+            found = function_form.end(asked)
+            if found is not None:
+                yield found[0]
+                asked = asked.with_ends(furthest=found[1])
+                keys = None if keys is None else asked.of_keys()
+                verdict = _run(check, asked)
+        verdict = _told(name, verdict)
+        if name == function_form.BOTH:
+            only_keys = function_form.of_queries(verdict)
+            keys = asked.of_keys() if verdict.cause is None or only_keys else None
+        if keys is not None and name in _OF_KEYS and not verdict.failed:
+            of_keys = _told(name, _run(check, keys))
+            verdict = _worded(of_keys) if of_keys.failed else verdict
+        yield verdict
+
+
+def _run(check: Callable[[Asked], Verdict], asked: Asked) -> Verdict | Exception:
     try:
         # What is not finite is found by its value.
         with np.errstate(all="ignore"):
@@ -84,5 +139,15 @@ def _run(name: str, check: Callable[[Asked], Verdict], asked: Asked) -> Verdict:
     except MemoryError:
         raise
     except Exception as error:
-        said = (str(error).splitlines() or [""])[0]
-        return Verdict(name=name, outcome="fail", message=f"it could not be run: {type(error).__name__}: {said:.200}")
+        return error
+
+
+def _worded(verdict: Verdict) -> Verdict:
+    """What was asked of keys in the place of queries, in their name."""
+    return replace(verdict, message="keys: " + verdict.message.replace("queries", "keys").replace("a query", "a key"))
+
+
+def _told(name: str, found: Verdict | Exception) -> Verdict:
+    if isinstance(found, Verdict):
+        return found
+    return Verdict(name=name, outcome="fail", message=f"it could not be run: {function_form.said(found)}")

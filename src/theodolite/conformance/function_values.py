@@ -7,43 +7,19 @@ import torch
 
 from theodolite.conformance.asked import ROUNDINGS, Asked, distance
 from theodolite.conformance.causes import cause_of
+from theodolite.conformance.function_form import both
 from theodolite.conformance.measured import Table
-from theodolite.conformance.verdict import Cause, Verdict, skipped
+from theodolite.conformance.verdict import Cause, Verdict, judged, skipped
 
 _FAR = (131_071, 1_048_575)
 
 
-def judged(
-    name: str,
-    deviation: float,
-    tolerance: float,
-    right: str,
-    wrong: str,
-    *,
-    at: int | None = None,
-    cause: Cause | None = None,
-) -> Verdict:
-    """Pass where the deviation is within the tolerance, else a failure."""
-    if deviation <= tolerance:
-        return Verdict(name=name, outcome="pass", message=right, deviation=deviation, tolerance=tolerance)
-    return Verdict(
-        name=name,
-        outcome="fail",
-        message=wrong,
-        deviation=deviation,
-        tolerance=tolerance,
-        starts_at=at,
-        cause=cause.words if cause else None,
-        reference=cause.reference if cause else None,
-    )
-
-
 def position_zero(asked: Asked) -> Verdict:
     """At position 0 nothing turns."""
-    q, k = asked.inputs(heads=3, tokens=1)
-    out = asked.turn(q.clone(), k.clone(), torch.tensor([0]))[0]
+    q, _ = asked.inputs(heads=3, tokens=1)
+    out = asked.turn(q.clone(), q.clone(), torch.tensor([0]))[0]
     error = distance(out, asked.exact(q, torch.tensor([0])))
-    table = asked.table([0, 1, 2, 5, 100])
+    table = asked.table(asked.places(0, 1, 2, 5, 100))
     cause = cause_of(table, asked.rotary) if error > ROUNDINGS * asked.amplitude else None
     return judged(
         "position 0",
@@ -117,7 +93,7 @@ def _layout_cause(asked: Asked, first: int, second: int, wrong: int) -> Cause | 
     rotary, apart = asked.rotary, wrong - first
     # A table of one layout with a rotation of the other keeps no norm.
     q, k = asked.inputs(heads=2, tokens=3)
-    positions = torch.tensor([3, 10, 100])
+    positions = torch.tensor(asked.places(3, 10, 100))
     out = asked.turn(q.clone(), k.clone(), positions)[0]
     kept = distance(out.double().norm(dim=-1), asked.exact(q, positions).norm(dim=-1))
     if kept > 1e-3:
@@ -155,7 +131,7 @@ def _pairs_are_wrong(asked: Asked) -> bool:
 def norms(asked: Asked) -> Verdict:
     """Norms are kept, times the amplitude, at every position."""
     q, k = asked.inputs(heads=2, tokens=6)
-    positions = torch.tensor([0, 1, 5, 100, 1000, min(5000, asked.furthest)])
+    positions = torch.tensor(asked.places(0, 1, 5, 100, 1000, 5000))
     out = asked.turn(q.clone(), k.clone(), positions)[0].double()
     ratio = out[..., asked.turning].norm(dim=-1) / q.double()[..., asked.turning].norm(dim=-1)
     off = (ratio - asked.amplitude).abs().amax((0, 1))
@@ -164,7 +140,7 @@ def norms(asked: Asked) -> Verdict:
     first = int(positions[(off > tolerance).nonzero()[0, 0]]) if bool((off > tolerance).any()) else None
     cause = None
     if first is not None:
-        table = asked.table([0, 1, 2, 5, 100])
+        table = asked.table(asked.places(0, 1, 2, 5, 100))
         one_number = table.found_amplitude() is not None and not _pairs_are_wrong(asked)
         cause = cause_of(table, asked.rotary) if one_number else None
         if cause is None and float(off.min()) < tolerance:
@@ -244,7 +220,13 @@ def relative(asked: Asked) -> Verdict:
         "a score is one of the distance alone",
         f"a query 4 tokens after its key should score the same everywhere, and scores differ by {max(off):.2g}",
         at=bad,
+        cause=_cause_of_keys(asked),
     )
+
+
+def _cause_of_keys(asked: Asked) -> Cause | None:
+    alike = both(asked)
+    return None if alike.cause is None else Cause(words=alike.cause, reference=alike.reference)
 
 
 def far_angles(asked: Asked) -> Verdict:
@@ -292,7 +274,7 @@ def far_angles(asked: Asked) -> Verdict:
 def half_precision(asked: Asked) -> Verdict:
     """bfloat16 queries are turned by the same angles as float32 ones, at positions that bfloat16 cannot tell apart."""
     q, k = (x.bfloat16() for x in asked.inputs(heads=2, tokens=4))
-    positions = torch.tensor([255, 257, 1001, min(4099, asked.furthest)])
+    positions = torch.tensor(asked.places(255, 257, 1001, 4099))
     low = asked.turn(q.clone(), k.clone(), positions)[0]
     high = asked.turn(q.float(), k.float(), positions)[0]
     # Three roundings to bfloat16 (two products and a sum) are forgiven; another angle is not.

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 
 from theodolite.conformance import batches, bias, caches, casts, moved, rotation, tables
-from theodolite.conformance.subject import Subject
+from theodolite.conformance.subject import TOKENS, Subject
 from theodolite.conformance.verdict import Verdict, skipped
-from theodolite.models.errors import first_line
 from theodolite.models.quiet import quiet
 from theodolite.plan import ModelPlan
 from theodolite.plan.huggingface import read_config
@@ -57,7 +57,8 @@ def check_model(model: Any, plan: ModelPlan | None = None) -> tuple[Verdict, ...
         plan: what its positions should be; by default what its own config says.
 
     Raises:
-        TypeError: no model of transformers.
+        TypeError: no causal language model of transformers.
+        ValueError: it cannot be run on the few tokens that every check needs.
         PlanError: its config contradicts itself or says something unknown about positions.
     """
     return tuple(iterate(model, plan))
@@ -68,14 +69,17 @@ def iterate(model: Any, plan: ModelPlan | None = None) -> Iterator[Verdict]:
     config: Any = getattr(model, "config", None)
     if not callable(getattr(config, "to_dict", None)) or not callable(getattr(model, "generate", None)):
         raise TypeError(f"model: got {type(model).__name__}; give a causal language model of transformers")
+    if getattr(config, "is_encoder_decoder", False):
+        raise TypeError(f"model: got {type(model).__name__}, an encoder with a decoder; give a causal language model")
     if plan is None:
         plan = read_config(config.to_dict(), source="the model's config")
-    training = model.training
+    training, returning = model.training, getattr(config, "return_dict", True)
     model.eval()
     try:
+        # Outputs are read by name.
+        config.return_dict = True
         with quiet():
-            subject = Subject(model, plan)
-            finite = subject.finite
+            subject, finite = _opened(model, plan)
         if not finite:
             yield Verdict(
                 name=FINITE,
@@ -93,7 +97,21 @@ def iterate(model: Any, plan: ModelPlan | None = None) -> Iterator[Verdict]:
                 verdict = _run(name, check, subject)
             yield verdict
     finally:
+        config.return_dict = returning
         model.train(training)
+
+
+def _opened(model: Any, plan: ModelPlan) -> tuple[Subject, bool]:
+    """The model as it is checked, and whether its logits are numbers."""
+    try:
+        subject = Subject(model, plan)
+        return subject, subject.finite
+    except (IndexError, ValueError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        stated = plan.max_position_embeddings
+        room = "" if stated is None or stated >= TOKENS else f"; it states {stated} tokens, and {TOKENS} are needed"
+        raise ValueError(f"model: it could not be run on {TOKENS} tokens ({moved.said_by(error)}){room}") from error
 
 
 def _run(name: str, check: Check, subject: Subject) -> Verdict:
@@ -104,6 +122,4 @@ def _run(name: str, check: Check, subject: Subject) -> Verdict:
     except MemoryError:
         raise
     except Exception as error:
-        return Verdict(
-            name=name, outcome="fail", message=f"it could not be run: {type(error).__name__}: {first_line(error)}"
-        )
+        return Verdict(name=name, outcome="fail", message=f"it could not be run: {moved.said_by(error)}")

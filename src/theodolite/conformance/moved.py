@@ -11,6 +11,8 @@ from theodolite.conformance.subject import Subject
 from theodolite.conformance.tables import read_tables, rows_of, why_no_tables
 from theodolite.conformance.verdict import Cause, Verdict, skipped
 from theodolite.models.errors import first_line
+from theodolite.plan import LayerPlan
+from theodolite.plan.layer_json import attends
 
 OBEYED, SHIFT, PAST, HISTORY = "positions obeyed", "shift", "past the stated length", "history"
 _SHIFT = 17
@@ -24,34 +26,58 @@ def obeyed(subject: Subject) -> Verdict:
         return skipped(OBEYED, "its forward takes no position_ids")
     if not subject.rotary and subject.plan.embed is None:
         return skipped(OBEYED, "its positions are in no place that position_ids reach")
-    # Where positions are ignored, it is the same computation twice and the difference is nothing at all.
-    step, least = subject.step, subject.noise
+    least = subject.noise
+    tokens, step = _gap(subject, least)
     if step > least:
-        message = f"moving half of the tokens by one changes the logits by {step:.2g} of their spread"
+        message = f"moving half of the tokens by {tokens} changes the logits by {step:.2g} of their spread"
         return Verdict(name=OBEYED, outcome="pass", message=message, deviation=step, tolerance=least)
-    message = (
-        f"moving half of the tokens by one changes the logits by {step:.2g} of their spread: no more than rounding"
-    )
+    # Where positions are ignored, it is the same computation twice and the difference is nothing at all.
+    if step > 0:
+        dtype = str(subject.dtype).removeprefix("torch.")
+        why = f"moving half of the tokens by up to {tokens} changes the logits by {step:.2g} of their spread, "
+        why += f"and rounding to {dtype} by {least:.2g}: too little to tell"
+        return skipped(OBEYED, why if subject.exact else f"{why}; load it in float32")
+    if len(subject.ids.unique()) < 2 or not any(_sees_more(layer) for layer in subject.plan.layers):
+        return skipped(OBEYED, "its tokens see nothing that differs, so that their positions count for nothing")
     return Verdict(
         name=OBEYED,
         outcome="fail",
-        message=message,
+        message=f"moving half of the tokens by up to {tokens} changes no logit at all",
         deviation=step,
         tolerance=least,
-        starts_at=subject.ids.shape[1] // 2,
+        starts_at=subject.half,
         cause="position_ids are ignored, or nothing turns by them",
         cure="take positions from the caller",
         reference="unslothai/unsloth#3795",
     )
 
 
+def _gap(subject: Subject, least: float) -> tuple[int, float]:
+    """One gap (tokens) and the change that it makes: the first that shows, or the one that changes most."""
+    room = (subject.original or subject.trained) - subject.ids.shape[1]
+    tried = [(1, subject.step)]
+    for tokens in (4, 16, 64, 256):
+        if tried[-1][1] > least or tokens > room:
+            break
+        tried.append((tokens, subject.moved_on(tokens)))
+    return tried[-1] if tried[-1][1] > least else (tried[-1][0], max(step for _, step in tried))
+
+
+def _sees_more(layer: LayerPlan) -> bool:
+    reach = layer.mask.reach
+    return attends(layer) and (reach is None or reach > 0)
+
+
 def shift(subject: Subject) -> Verdict:
     """The same tokens 17 positions later have the same logits, where only distances count."""
     if subject.not_shift_invariant is not None:
         return skipped(SHIFT, f"the model has {subject.not_shift_invariant}")
-    if subject.original is not None and _SHIFT + subject.ids.shape[1] > subject.original:
+    count = subject.ids.shape[1]
+    # A table that ends with the stated length takes no more.
+    moved = min(_SHIFT, subject.trained - count) if subject.trained > count else _SHIFT
+    if subject.original is not None and moved + count > subject.original:
         return skipped(SHIFT, f"the frequencies change at {subject.original:,} tokens, which the moved ones pass")
-    return _shifted(subject, SHIFT, _SHIFT, f"{subject.ids.shape[1]} tokens moved by {_SHIFT} positions")
+    return _shifted(subject, SHIFT, moved, f"{count} tokens moved by {moved} positions")
 
 
 def _shifted(subject: Subject, name: str, start: int, what: str, cause: Cause | None = None) -> Verdict:
@@ -85,7 +111,7 @@ def past(subject: Subject) -> Verdict:
         return skipped(PAST, "its forward takes no position_ids, so that only a text of that length would tell")
     if subject.plan.embed is not None and subject.plan.embed.kind == "learned":
         return _learned(subject, stated)
-    start = stated - 8
+    start = max(stated - 8, 0)
     try:
         if why_no_tables(subject) is None and subject.original is None:
             end = stated + subject.ids.shape[1]
@@ -135,11 +161,11 @@ def _learned(subject: Subject, stated: int) -> Verdict:
 
 
 def _raised(stated: int, error: Exception) -> Verdict:
-    message = f"a token past {stated:,} is refused ({_said(error):.100})"
+    message = f"a token past {stated:,} is refused ({said_by(error):.100})"
     return Verdict(name=PAST, outcome="pass", message=message)
 
 
-def _said(error: Exception) -> str:
+def said_by(error: Exception) -> str:
     """The name of an exception, once, and what it says."""
     name, said = type(error).__name__, first_line(error)
     return said if said.startswith(name) else f"{name}: {said}"

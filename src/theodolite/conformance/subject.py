@@ -15,10 +15,13 @@ from torch import Tensor, nn
 from theodolite.models.decoder import Decoder, find_decoder
 from theodolite.plan import ModelPlan
 
-_TOKENS = 48
+TOKENS = 48
+"""What most checks run on, and the least that a model must take."""
 # The largest of three draws is within a small factor of the largest of all; and every operation rounds by itself.
 _DRAWS, _ALLOWED = 3, 16.0
 _USUAL_LENGTH = 8192
+# Fewer ids than these may be none that the config gives no meaning.
+_FEWEST_IDS = 16
 
 
 class Difference(NamedTuple):
@@ -48,13 +51,15 @@ class Subject:
         parameters = inspect.signature(type(model).forward).parameters
         # Its older name stands for the same argument.
         self.cache_name = "cache" if "cache" in parameters else "past_key_values"
-        self.ids = self.tokens(_TOKENS)
+        self.ids = self.tokens(TOKENS)
 
     def tokens(self, count: int, rows: int = 1, seed: int = 0) -> Tensor:
-        """Random ids (rows, count), none of them one that the config gives a meaning."""
+        """Random ids (rows, count), none of them one that the config gives a meaning, where there are enough others."""
         named = (self.config.to_dict() | self.model.config.to_dict()).items()
         special = {value for name, value in named if name.endswith("token_id") and isinstance(value, int)}
-        allowed = torch.tensor([i for i in range(min(self.config.vocab_size, 32_000)) if i not in special])
+        every = range(min(self.config.vocab_size, 32_000))
+        plain = [i for i in every if i not in special]
+        allowed = torch.tensor(plain if len(plain) >= _FEWEST_IDS else every)
         chosen = torch.randint(len(allowed), (rows, count), generator=torch.Generator().manual_seed(seed))
         return allowed[chosen].to(self.device)
 
@@ -147,12 +152,32 @@ class Subject:
                 draws.append(float((self.logits(self.ids) - self.base).abs().max()))
         return max(draws) / self.scale
 
+    @property
+    def exact(self) -> bool:
+        """Whether it is in a dtype that shows most of what there is to see."""
+        return torch.finfo(self.dtype).eps <= torch.finfo(torch.float32).eps
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees a later one."""
+        return all(layer.mask.causal for layer in self.plan.layers)
+
+    @property
+    def half(self) -> int:
+        """The first token that moves when half of them do: one whose chunk has tokens that stay."""
+        chunks = {layer.mask.chunk for layer in self.plan.layers if layer.mask.chunk}
+        middle = self.ids.shape[1] // 2
+        return next((at for at in range(middle, middle + 8) if all(at % chunk for chunk in chunks)), middle)
+
     @cached_property
     def step(self) -> float:
         """The change of the logits, in standard deviations, when the second half moves on by one token."""
+        return self.moved_on(1)
+
+    def moved_on(self, tokens: int) -> float:
+        """The change of the logits, in standard deviations, when the second half moves on."""
         positions = torch.arange(self.ids.shape[1], device=self.device)[None]
-        half = self.ids.shape[1] // 2
-        moved = positions + (positions >= half)
+        moved = positions + tokens * (positions >= self.half)
         logits = self.logits(self.ids, position_ids=moved, attention_mask=self.mask(self.ids))
         return float((logits - self.base).abs().max()) / self.scale
 

@@ -50,11 +50,15 @@ class Verdict:
         }
 
     def __str__(self) -> str:
-        told = [f"{self.name}: {self.outcome}. {self.message}"]
-        told += [f"Cause: {self.cause}."] if self.cause else []
-        told += [f"Change: {self.cure}."] if self.cure else []
+        told = [f"{self.name}: {self.outcome}.", _stopped(self.message)]
+        told += [f"Cause: {_stopped(self.cause)}"] if self.cause else []
+        told += [f"Change: {_stopped(self.cure)}"] if self.cure else []
         told += [f"See {self.reference}."] if self.reference else []
         return " ".join(told)
+
+
+def _stopped(sentence: str) -> str:
+    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,31 @@ class Cause:
 
     words: str
     reference: str | None = None
+
+
+def judged(
+    name: str,
+    deviation: float,
+    tolerance: float,
+    right: str,
+    wrong: str,
+    *,
+    at: int | None = None,
+    cause: Cause | None = None,
+) -> Verdict:
+    """Pass where the deviation is within the tolerance, else a failure."""
+    if deviation <= tolerance:
+        return Verdict(name=name, outcome="pass", message=right, deviation=deviation, tolerance=tolerance)
+    return Verdict(
+        name=name,
+        outcome="fail",
+        message=wrong,
+        deviation=deviation,
+        tolerance=tolerance,
+        starts_at=at,
+        cause=cause.words if cause else None,
+        reference=cause.reference if cause else None,
+    )
 
 
 def skipped(name: str, why: str) -> Verdict:
@@ -84,4 +113,5 @@ def raise_failures(what: str, verdicts: Iterable[Verdict]) -> None:
     """Raise AssertionError with one line for each failure, if there is one."""
     failed = failures(verdicts)
     if failed:
-        raise AssertionError("\n".join([f"{what}: {len(failed)} checks failed", *map(str, failed)]))
+        count = f"{len(failed)} check{'s' if len(failed) > 1 else ''} failed"
+        raise AssertionError("\n".join([f"{what}: {count}", *map(str, failed)]))

@@ -15,19 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.conformance.turnings import Turning, looked_at, patched_turn
 from theodolite.models.decoder import Decoder
 from theodolite.models.rotation import Dispatcher, LayerRotation
 
-_TABLES = ("cos", "sin", "freqs_cis")
 _BIASES = ("alibi", "position_bias")
-
-
-@dataclass(frozen=True)
-class Turning:
-    """One call of the function that turns queries and keys in a layer: before and after, (B, H, S, D) on the CPU."""
-
-    before: tuple[Tensor, ...]
-    after: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -48,13 +40,15 @@ class Angles:
 
 @dataclass
 class Seen:
-    """All that was seen in one forward, by layer."""
+    """All that was seen in one forward, by layer; `made` is what the rotary module gave, of whatever form."""
 
     tables: dict[int, Any] = field(default_factory=dict)
     turnings: dict[int, list[Turning]] = field(default_factory=dict)
     positions: list[Tensor] = field(default_factory=list)
     biases: dict[int, Tensor] = field(default_factory=dict)
+    made: list[Any] = field(default_factory=list)
     layer: int = -1
+    depth: int = 0
 
 
 @contextmanager
@@ -65,14 +59,15 @@ def watched(decoder: Decoder) -> Iterator[Seen]:
     for index, layer in enumerate(decoder.layers):
         handles.append(layer.register_forward_pre_hook(_of_layer(seen, index), with_kwargs=True))
     handles.append(decoder.rotary.register_forward_pre_hook(_of_rotary(seen), with_kwargs=True))
+    handles.append(decoder.rotary.register_forward_hook(lambda module, args, output: seen.made.append(output)))
     # A patched model turns by a method of its own, and would put its function back in place of a watched one.
     turn = LayerRotation.turn
     replaced.append((LayerRotation, "turn", turn))
-    LayerRotation.turn = _patched_turn(seen, turn)  # type: ignore[method-assign]
+    LayerRotation.turn = patched_turn(seen, turn)  # type: ignore[method-assign]
     for module, name in rotation_functions(decoder):
         if not isinstance(getattr(module, name), Dispatcher):
             replaced.append((module, name, getattr(module, name)))
-            setattr(module, name, _looked_at(seen, getattr(module, name)))
+            setattr(module, name, looked_at(seen, getattr(module, name)))
     try:
         yield seen
     finally:
@@ -134,41 +129,6 @@ def _of_rotary(seen: Seen) -> Any:
             seen.positions.append(positions.detach().cpu())
 
     return hook
-
-
-def _looked_at(seen: Seen, original: Any) -> Any:
-    signature = inspect.signature(original)
-    turned = [name for name in signature.parameters if name not in (*_TABLES, "position_ids", "unsqueeze_dim")]
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs).arguments
-        before = tuple(_kept(bound[name]) for name in turned if isinstance(bound.get(name), Tensor))
-        result = original(*args, **kwargs)
-        after = result if isinstance(result, tuple) else (result,)
-        seen.turnings.setdefault(seen.layer, []).append(Turning(before, tuple(map(_kept, after[: len(before)]))))
-        return result
-
-    # Who looks at the parameters (a patch does) finds those of the original.
-    call.__signature__ = signature  # type: ignore[attr-defined]
-    call.__wrapped__ = original  # type: ignore[attr-defined]
-    return call
-
-
-def _patched_turn(seen: Seen, original: Any) -> Any:
-    def turn(rotation: LayerRotation, q: Any, k: Any, *, heads_first: bool) -> Any:
-        given = [x for x in (q, k) if x is not None]
-        before = tuple(map(_kept, given))
-        result = original(rotation, q, k, heads_first=heads_first)
-        after = tuple(_kept(x) for x in result if x is not None)
-        seen.turnings.setdefault(seen.layer, []).append(Turning(before, after))
-        return result
-
-    return turn
-
-
-def _kept(x: Tensor) -> Tensor:
-    # A copy: a function that writes into its arguments must not change what was seen.
-    return x.detach().double().cpu().clone()
 
 
 def angles_of(tables: Any, pairs: int) -> Angles | None:

@@ -15,12 +15,13 @@ from theodolite.encodings.layout import Heads, Layout, Part, attention_sites, co
 from theodolite.models.detect import Detection, detect_in, given_heads
 from theodolite.models.errors import LoadError
 from theodolite.models.layer_heads import LayerHeads, find_config, layer_of, read_raw
+from theodolite.models.layout_card import remark
 from theodolite.models.rewritten import beside, require_new, whole_file, whole_folder, write_moved
-from theodolite.models.tensor_files import TensorFile, tensor_files
+from theodolite.models.tensor_files import TensorFile, require_readable, tensor_files
 from theodolite.plan.pair_layout import FILE as PAIR_LAYOUT
 from theodolite.plan.pair_layout import read_layout, write_layout
 
-"""Says what layout a folder is in, where that is not the one that its config and its family's code say."""
+_NO_GGUF = ": llama.cpp reads one layout of each architecture; convert the safetensors that it was made from"
 _ADAPTER = "It fits a base model that is converted alike, and no other."
 
 
@@ -83,6 +84,7 @@ def convert_layout(
         ValueError: it is in that layout already; `out` exists; names, shapes or scales do not fit.
     """
     source, out = Path(source), Path(out)
+    require_readable(source, instead=_NO_GGUF)
     heads = given_heads(
         source, config, head_dim=head_dim, rotary_dim=rotary_dim, trailing=trailing,
         num_heads=num_heads, num_key_value_heads=num_key_value_heads,
@@ -234,7 +236,11 @@ def _fit(heads: LayerHeads, to: Layout) -> tuple[bool | None, str]:
 
 
 def _state(source: Path, folder: Path, conversion: Conversion, heads: LayerHeads) -> None:
-    """Say the layout in the folder: in the config where the family's code looks there, else in a note if it must be."""
+    """Say the layout in the folder: in the config where the family's code looks there, else in a note if it must be.
+
+    And in its card, whose own words on how to run it are of the checkpoint as it was.
+    """
+    remark(folder, conversion.to, conversion.note)
     (folder / PAIR_LAYOUT).unlink(missing_ok=True)
     file = find_config(source)
     if heads.told and file is not None and not is_adapter(source):

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from theodolite.encodings.layout import Layout
-from theodolite.models.errors import LoadError
 from theodolite.models.gguf_rows import gguf_rows
 from theodolite.models.layer_heads import LayerHeads, Width, find_config, heads_of_config, read_raw
 from theodolite.models.pair_evidence import Array, Evidence, pair_evidence
 from theodolite.models.projection_rows import projection_rows
-from theodolite.models.tensor_files import TensorFile, tensor_files
+from theodolite.models.tensor_files import TensorFile, require_readable, tensor_files
 
 LARGEST_CHANCE = 1e-4
 """An answer is given where random pairings would show as much with at most this chance."""
@@ -102,6 +101,7 @@ def detect_layout(
     path = Path(source)
     if path.suffix == ".gguf":
         return judge(LayerRows(*rows) for rows in gguf_rows(path))
+    require_readable(path, instead="; its name must end in .gguf")
     heads = given_heads(path, config, head_dim=head_dim, rotary_dim=rotary_dim, trailing=trailing)
     return detect_in(tensor_files(path), heads, sites)
 
@@ -127,8 +127,6 @@ def given_heads(
     Raises:
         ValueError: nobody says it, or both a config and a width do.
     """
-    if not source.exists():
-        raise LoadError(f"{source} does not exist")
     if head_dim is not None:
         if config is not None:
             raise ValueError("head_dim: got it beside a config, which says it; give one of the two")

@@ -14,7 +14,7 @@ import torch
 
 from theodolite.encodings.layout import Heads, Part, convert_rows
 from theodolite.models.errors import LoadError
-from theodolite.models.tensor_files import Entry, TensorFile
+from theodolite.models.tensor_files import INDEX, Entry, TensorFile, is_stale
 
 _BLOCK = 1 << 23
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt", ".npz")
@@ -65,8 +65,10 @@ def require_new(source: Path, out: Path) -> None:
 
 
 def beside(source: Path, files: Sequence[TensorFile]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The other files of a folder: those to copy, and those with weights of their own, which stay behind."""
+    """The other files of a folder: those to copy, and those that have or name other weights, which stay."""
     ours = {file.path.name for file in files}
+    # It names files that stay behind.
+    stale = INDEX if is_stale(source / INDEX, ours) else None
     copied: list[str] = []
     left: list[str] = []
     for folder, folders, names in os.walk(source):
@@ -76,7 +78,7 @@ def beside(source: Path, files: Sequence[TensorFile]) -> tuple[tuple[str, ...], 
             inside = path.relative_to(source)
             if str(inside) in ours or not path.is_file():
                 continue
-            (left if path.suffix.lower() in _WEIGHTS else copied).append(str(inside))
+            (left if path.suffix.lower() in _WEIGHTS or str(inside) == stale else copied).append(str(inside))
         if len(copied) + len(left) > _MOST_FILES:
             raise LoadError(f"{source} has more than {_MOST_FILES:,} files; give a folder with a checkpoint alone")
     return tuple(copied), tuple(left)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,9 @@ from theodolite.models.errors import LoadError
 from theodolite.models.source import safetensors_files
 from theodolite.plan.json_object import parse_object
 
+INDEX = "model.safetensors.index.json"
+"""Says which file of several has which tensor."""
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # As for counting parameters: the largest models have some hundred kilobytes in each file.
 _LARGEST_HEADER = 2**25
 _MOST_VALUES = 2**21
@@ -68,20 +71,70 @@ class TensorFile:
     entries: tuple[Entry, ...]
 
 
+def require_readable(source: Path, *, instead: str = "") -> None:
+    """Raise where the source is a file of another kind, before anybody asks how wide its heads are.
+
+    Args:
+        instead: what a GGUF file can be given for, as the end of a sentence.
+
+    Raises:
+        LoadError: it is not there, or is a file and no safetensors.
+    """
+    if not source.exists():
+        raise LoadError(f"{source} does not exist")
+    if source.is_dir():
+        return
+    with source.open("rb") as file:
+        begin = file.read(4)
+    if begin == b"GGUF":
+        raise LoadError(f"{source} is a GGUF file, which is not read here{instead}")
+    if source.suffix.lower() in _PICKLES:
+        raise LoadError(f"{source} is a pickle, which is never opened; give safetensors")
+
+
 def tensor_files(source: Path) -> list[TensorFile]:
     """The safetensors files of a folder (a model's, an adapter's, Mistral's own), or the one given.
 
     Raises:
         LoadError: there are none; a header is damaged, or gives tensors that overlap, leave gaps, or are not as large
-            as they say; or two files hold a tensor of one name.
+            as they say; two files hold a tensor of one name, or one lacks
+            a tensor that the index says it has.
     """
-    files = [read_tensor_file(path) for path in (_in_folder(source) if source.is_dir() else [source])]
+    return checked_files(_in_folder(source) if source.is_dir() else [source])
+
+
+def checked_files(paths: Sequence[Path]) -> list[TensorFile]:
+    """The files of one checkpoint, each with its header; and where an index names them, all that it says is there.
+
+    Raises:
+        LoadError: as `tensor_files`.
+    """
+    files = [read_tensor_file(path) for path in paths]
     homes: dict[str, Path] = {}
     for file in files:
         for entry in file.entries:
             if homes.setdefault(entry.name, file.path) != file.path:
                 raise LoadError(f"{entry.name!r:.80} is in {homes[entry.name].name} and in {file.path.name}")
+    index = paths[0].parent / INDEX if paths else None
+    if index is not None and not is_stale(index, [path.name for path in paths]):
+        for name, home in _weight_map(index).items():
+            if name not in homes or homes[name].name != home:
+                raise LoadError(f"{index} says that {name!r:.80} is in {home!r:.80}, which does not have it")
     return files
+
+
+def is_stale(index: Path, names: Collection[str]) -> bool:
+    """Whether an index is not there, or names other files than those of the checkpoint, which is read without it."""
+    return not index.is_file() or set(map(str, _weight_map(index).values())) != set(names)
+
+
+def _weight_map(index: Path) -> dict[str, Any]:
+    try:
+        named = parse_object(index.read_bytes(), most=_MOST_VALUES).get("weight_map")
+    except (OSError, ValueError):
+        # Where it matters, it has been read before.
+        return {}
+    return named if isinstance(named, dict) else {}
 
 
 def _in_folder(folder: Path) -> list[Path]:

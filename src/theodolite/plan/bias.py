@@ -52,6 +52,7 @@ class Bias:
         buckets: how many learned values there are (T5, DeBERTa); None where nothing is learned.
         max_distance: distance (tokens) past which all distances share one value (`clamp_len` of Transformer-XL).
         bias_max: the exponent of ALiBi's smallest slope, `2 ** -bias_max` (MPT's `alibi_bias_max`).
+        heads: of ALiBi, whose slopes depend on their number; None where the model does not state it.
         slope_factor: multiplies ALiBi's slopes (Falcon scales them with the scores, by `head_dim ** -0.5`).
         terms: of DeBERTa, "c2p" (content to position), "p2c", or both: its `pos_att_type`. Their number is in the
             scale of the scores, `(head_dim * (1 + terms)) ** -0.5`.
@@ -64,13 +65,14 @@ class Bias:
     max_distance: int | None = None
     bias_max: float = 8.0
     slope_factor: float = 1.0
+    heads: int | None = None
     terms: tuple[str, ...] = DEBERTA_TERMS
     layer_norm_eps: float | None = None
     share_att_key: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("kind", self.kind, ("alibi", "t5", "transformer-xl", "deberta"))
-        require_whole(buckets=self.buckets, max_distance=self.max_distance)
+        require_whole(buckets=self.buckets, max_distance=self.max_distance, heads=self.heads)
         require_given(bias_max=self.bias_max, slope_factor=self.slope_factor)
         require_positive(bias_max=self.bias_max, slope_factor=self.slope_factor, layer_norm_eps=self.layer_norm_eps)
         require_bool(share_att_key=self.share_att_key)
@@ -83,3 +85,13 @@ class Bias:
         if not ordered or len(ordered) != len(self.terms):
             raise PlanError("terms", list(self.terms), "'c2p', 'p2c' or both, each once")
         object.__setattr__(self, "terms", ordered)
+
+
+def alibi_slopes(heads: int, bias_max: float) -> list[float]:
+    """ALiBi's published slopes, as `theodolite.encodings.alibi_slopes` has them, without torch."""
+
+    def geometric(count: int) -> list[float]:
+        return [2.0 ** (-bias_max * number / count) for number in range(1, count + 1)]
+
+    below = 1 << (heads.bit_length() - 1)
+    return geometric(below) + geometric(2 * below)[::2][: heads - below]

@@ -45,9 +45,10 @@ class Derived:
 
     Args:
         length: the length (tokens) that the numbers are of; None where the model states none.
+        seen: distances below it (tokens) are met: the length, or the window or chunk of the layers where that is less.
         pairs: pairs of channels that the encoding speaks of, those that stand still included.
         shortest_wavelength, longest_wavelength: tokens per full turn, of the pairs that turn; None where none does.
-        unturned_pairs: pairs that turn, and complete no turn in `length` tokens; None without a length.
+        unturned_pairs: pairs that turn, and complete no turn in `seen` tokens; None without a length.
         effective_factor: the most that a pair is slowed by the scaling, 1 without one.
         first_negative: the least distance (whole tokens) at which the mean of cosines over the turning pairs is
             negative (2405.14591 bounds the context by it); None where it is not before `searched`.
@@ -57,6 +58,7 @@ class Derived:
     """
 
     length: int | None
+    seen: int | None
     pairs: int
     shortest_wavelength: float | None
     longest_wavelength: float | None
@@ -68,12 +70,15 @@ class Derived:
 
 
 @lru_cache(maxsize=64)
-def derive(rotary: Rotary, length: int | None) -> Derived:
+def derive(rotary: Rotary, length: int | None, seen: int | None = None) -> Derived:
     """The numbers of an encoding, its frequencies settled for sequences of `length` tokens.
 
     Without a length, those that depend on it are None, and a scaling that depends on it is taken at its original one.
+
+    Args:
+        seen: tokens that the layers see, the query's own included; None for all.
     """
-    require_whole(length=length)
+    require_whole(length=length, seen=seen)
     frequencies = settled_inv_freq(rotary, length)
     turning = frequencies[frequencies > 0]
     with np.errstate(over="ignore"):
@@ -81,12 +86,14 @@ def derive(rotary: Rotary, length: int | None) -> Derived:
     # Nothing turns so fast but by divisors that are no divisors, and angles of that size have no meaning.
     usual = bool(len(turning)) and float(turning.max()) <= _FASTEST
     first, searched = first_negative_mean(turning) if usual else (None, 0)
+    seen = None if length is None else min(length, seen or length)
     return Derived(
         length=length,
+        seen=seen,
         pairs=len(frequencies),
         shortest_wavelength=float(wavelengths.min()) if len(turning) else None,
         longest_wavelength=float(wavelengths.max()) if len(turning) else None,
-        unturned_pairs=None if length is None else int((wavelengths > length).sum()),
+        unturned_pairs=None if seen is None else int((wavelengths > seen).sum()),
         effective_factor=_effective_factor(rotary, frequencies),
         first_negative=first,
         searched=searched,

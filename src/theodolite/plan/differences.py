@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,8 @@ class Difference:
 
     Args:
         layers: the layers in which they differ so; empty for what is said of the model as a whole.
-        field: its name, as the JSON of a plan has it.
-        one, other: the two values; of `inv_freq`, "largest ratio" and the pair where it is.
+        field: its name, as the JSON of a plan has it; "scaling.factor" for a key of one that both have.
+        one, other: the two values; of lists with a number per pair, how many differ and the pair that differs most.
     """
 
     layers: tuple[int, ...]
@@ -69,19 +70,40 @@ def _fields(
     ours, yours = layer_json(mine, length), layer_json(theirs, other_length)
     for field in ours:
         if ours[field] != yours[field]:
-            pair = (ours[field], yours[field])
-            if field == "inv_freq":
-                pair = _frequencies(*pair)
-            found[field, repr(pair[0]), repr(pair[1])] = pair
+            for name, pair in _pairs(field, ours[field], yours[field]):
+                found[name, repr(pair[0]), repr(pair[1])] = pair
     return found
 
 
+def _pairs(field: str, one: Any, other: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """What differs within a field: of two mappings of one kind the keys, of two lists of numbers how many."""
+    if field == "inv_freq":
+        yield field, _frequencies(one, other)
+    elif isinstance(one, dict) and isinstance(other, dict) and _kind(one) == _kind(other):
+        for key in dict.fromkeys((*one, *other)):
+            mine, theirs = one.get(key), other.get(key)
+            if mine != theirs:
+                lists = isinstance(mine, list) and isinstance(theirs, list) and _numbers(mine + theirs)
+                yield f"{field}.{key}", _frequencies(mine, theirs) if lists else (mine, theirs)
+    else:
+        yield field, (one, other)
+
+
+def _kind(mapping: dict[str, Any]) -> Any:
+    return mapping.get("rope_type", mapping.get("kind"))
+
+
+def _numbers(values: list[Any]) -> bool:
+    return all(isinstance(value, (int, float)) for value in values)
+
+
 def _frequencies(one: list[float] | None, other: list[float] | None) -> tuple[Any, Any]:
-    """Two lists of frequencies, in a few words where both are there and equally long."""
+    """Two lists of a number per pair, in a few words where both are there and equally long."""
     if one is None or other is None or len(one) != len(other):
         return tuple(None if given is None else f"{len(given)} pairs" for given in (one, other))  # type: ignore[return-value]
     mine, theirs = np.asarray(one), np.asarray(other)
     with np.errstate(all="ignore"):
         apart = np.abs(np.log(mine) - np.log(theirs))
     pair = int(np.nanargmax(np.where(np.isnan(apart), 0.0, apart)))
-    return f"pair {pair}: {float(mine[pair])!r}", f"pair {pair}: {float(theirs[pair])!r}"
+    where = f"{np.count_nonzero(mine != theirs)} of {len(mine)} pairs differ, most pair {pair}"
+    return f"{where}: {float(mine[pair])!r}", f"{where}: {float(theirs[pair])!r}"

@@ -21,12 +21,15 @@ from theodolite.plan.rotary import Rotary
 from theodolite.plan.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN, YaRNByLength
 
 
-def settings(plan: ModelPlan, *, model: str, length: int, part: str | None = None) -> dict[str, str | dict[str, Any]]:
+def settings(
+    plan: ModelPlan, *, model: str, length: int, part: str | None = None, as_shipped: bool = False
+) -> dict[str, str | dict[str, Any]]:
     """What makes each engine apply this plan for sequences of up to `length` tokens.
 
     Args:
         model: the model's name or path, as the engines take it.
         part: the key of the language model in a config of several parts ("text_config"), or None.
+        as_shipped: the plan is what the model's own files say, so that a GGUF made of them has its scaling too.
 
     Returns:
         `transformers`: keys of the config. `vllm`, `sglang`, `llama.cpp`: a command line for a POSIX shell, with
@@ -44,13 +47,13 @@ def settings(plan: ModelPlan, *, model: str, length: int, part: str | None = Non
             "transformers": {"remark": sentence},
             "vllm": sentence,
             "sglang": sentence,
-            "llama.cpp": _llama_cpp(plan, model, length),
+            "llama.cpp": _llama_cpp(plan, model, length, as_shipped),
         }
     return {
         "transformers": {part: transformers} if part else transformers,
         "vllm": _vllm(plan, model, length, part),
         "sglang": _sglang(plan, model, length, part),
-        "llama.cpp": _llama_cpp(plan, model, length),
+        "llama.cpp": _llama_cpp(plan, model, length, as_shipped),
     }
 
 
@@ -141,7 +144,7 @@ def _sglang(plan: ModelPlan, model: str, length: int, part: str | None) -> str:
     )  # fmt: skip
 
 
-def _llama_cpp(plan: ModelPlan, model: str, length: int) -> str:
+def _llama_cpp(plan: ModelPlan, model: str, length: int, as_shipped: bool) -> str:
     far = [layer.rotate for layer in plan.layers if layer.rotate is not None and layer.mask.reach is None]
     distinct = list(dict.fromkeys(far)) or list(plan.rotaries)
     if len(distinct) > 1:
@@ -165,11 +168,18 @@ def _llama_cpp(plan: ModelPlan, model: str, length: int) -> str:
         flags: tuple[str, ...] = ()
     else:
         refusal = _llama_cpp_cannot(rotary)
-        if refusal:
+        if refusal and not (as_shipped and _in_gguf(rotary)):
             return refusal
-        flags = _llama_cpp_flags(rotary)
+        flags = () if refusal else _llama_cpp_flags(rotary)
+        if refusal:
+            remarks += ["The GGUF carries the model's own YaRN, so no flag is given.", refusal]
     file = model if model.endswith(".gguf") else f"{model}.gguf"
     return _command(remarks, "llama-server", "-m", file, "-c", str(length), *flags)
+
+
+def _in_gguf(rotary: Rotary) -> bool:
+    """Whether a GGUF has keys for this scaling, though the command line has no flags."""
+    return isinstance(rotary.scaling, YaRN) and rotary.scaling.ramp == "index"
 
 
 def _rotating(plan: ModelPlan) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from functools import lru_cache
 from typing import Any
@@ -15,7 +15,7 @@ from theodolite.plan.rotary import Rotary
 from theodolite.plan.scaling import Scaling
 
 _BIAS_FIELDS = {
-    "alibi": ("bias_max", "slope_factor"),
+    "alibi": ("bias_max", "slope_factor", "heads"),
     "t5": ("buckets", "max_distance"),
     "transformer-xl": ("max_distance",),
     "deberta": ("buckets", "max_distance", "terms", "layer_norm_eps", "share_att_key"),
@@ -34,6 +34,12 @@ def usual_length(plan: ModelPlan) -> int | None:
         return plan.max_position_embeddings
     originals = [getattr(rotary.scaling, "original_max_position_embeddings", None) for rotary in plan.rotaries]
     return max((length for length in originals if length is not None), default=None)
+
+
+def seen_by(layers: Iterable[LayerPlan]) -> int | None:
+    """Tokens that a query sees in those of the layers that see most, its own included; None where one sees all."""
+    reaches = [layer.mask.reach for layer in layers]
+    return None if None in reaches else max((reach + 1 for reach in reaches if reach is not None), default=None)
 
 
 def attends(layer: LayerPlan) -> bool:
@@ -124,4 +130,10 @@ def derived_json(plan: ModelPlan) -> list[dict[str, Any]]:
     for i, layer in enumerate(plan.layers):
         if layer.rotate is not None:
             layers.setdefault(layer.rotate, []).append(i)
-    return [{"layers": layers[rotary], **asdict(derive(rotary, length))} for rotary in workable(layers)]
+    return [
+        {
+            "layers": layers[rotary],
+            **asdict(derive(rotary, length, seen_by(plan.layers[number] for number in layers[rotary]))),
+        }
+        for rotary in workable(layers)
+    ]

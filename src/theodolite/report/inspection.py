@@ -7,9 +7,10 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from theodolite.plan.bias import Bias, alibi_slopes
 from theodolite.plan.derived import Derived, derive, workable
 from theodolite.plan.describe import describe_scaling
-from theodolite.plan.layer_json import attends, bias_json, kind_of, usual_length
+from theodolite.plan.layer_json import attends, kind_of, seen_by, usual_length
 from theodolite.plan.model import LayerPlan, ModelPlan
 from theodolite.plan.rotary import Rotary
 from theodolite.plan.scaling import LongRoPE, Scaling
@@ -43,7 +44,7 @@ def lines(opened: Opened, findings: Sequence[Finding], *, width: int) -> list[st
     worked = frozenset(workable(dict.fromkeys(layer.rotate for layer, _ in shown if layer.rotate is not None)))
     for layer, numbers in shown:
         printed += ["", *_wrapped(f"layers {ranges(numbers)}", width, "")]
-        printed += _rows(_layer(layer, length, worked), width)
+        printed += _rows(_layer(layer, length, worked, bare=plan.embed is None), width)
     if len(groups) > len(shown):
         printed += ["", *_wrapped(f"and {len(groups) - len(shown):,} more kinds of layer, which --json has", width, "")]
     printed += ["", *_findings(findings, width)]
@@ -100,17 +101,16 @@ def _embed(plan: ModelPlan) -> Iterator[tuple[str, str]]:
         yield "channels", f"{embed.layout}, {embed.spacing}'s spacing"
 
 
-def _layer(layer: LayerPlan, length: int | None, worked: frozenset[Rotary]) -> Iterator[tuple[str, str]]:
+def _layer(layer: LayerPlan, length: int | None, worked: frozenset[Rotary], *, bare: bool) -> Iterator[tuple[str, str]]:
     if not attends(layer):
         yield "kind", f"{kind_of(layer)}, no attention and no positions"
         return
     yield "kind", kind_of(layer)
     yield "sees", _mask(layer)
     if layer.rotate is None and layer.bias is None:
-        yield "positions", "none of its own (NoPE)"
+        yield "positions", "none of its own (NoPE)" if bare else "those that are added to the embeddings"
     if layer.bias is not None:
-        kind, *own = bias_json(layer.bias).items()
-        yield "bias", ", ".join([kind[1], *(f"{name} {_value(value)}" for name, value in own)])
+        yield "bias", bias_text(layer.bias)
     if layer.rotate is not None:
         yield from _rotation(layer.rotate)
     yield "score scale", _score_scale(layer)
@@ -121,7 +121,35 @@ def _layer(layer: LayerPlan, length: int | None, worked: frozenset[Rotary]) -> I
     if layer.mask.sinks:
         yield "sinks", "a learned logit per head"
     if layer.rotate is not None and layer.rotate in worked:
-        yield from _derived(layer.rotate, derive(layer.rotate, length))
+        yield from _derived(layer.rotate, derive(layer.rotate, length, seen_by((layer,))))
+
+
+def bias_text(bias: Bias) -> str:
+    """What is added to the scores, in a few words."""
+    if bias.kind == "alibi":
+        return _alibi(bias)
+    kept = f"{bias.buckets:,} learned values a head" if bias.buckets is not None else "learned projections"
+    far = "" if bias.max_distance is None else f", distances from {bias.max_distance:,} tokens on share one"
+    if bias.kind != "deberta":
+        return f"{'T5' if bias.kind == 't5' else 'Transformer-XL'}: {kept}{far}"
+    further = [f"terms {' '.join(bias.terms)}"]
+    further += [] if bias.layer_norm_eps is None else [f"layer norm {bias.layer_norm_eps:g}"]
+    further += ["attention's own projections"] if bias.share_att_key else []
+    return ", ".join([f"DeBERTa: {bias.buckets:,} vectors of distances{far}", *further])
+
+
+def _alibi(bias: Bias) -> str:
+    if bias.heads is None:
+        return f"ALiBi: distance times a slope per head is taken from the score, slopes down to {_least(bias):.4g}"
+    slopes = [bias.slope_factor * slope for slope in alibi_slopes(bias.heads, bias.bias_max)]
+    return (
+        f"ALiBi, {bias.heads} heads: distance times a slope per head is taken from the score, slopes "
+        f"{max(slopes):.4g} to {min(slopes):.4g}"
+    )
+
+
+def _least(bias: Bias) -> float:
+    return bias.slope_factor * float(2.0**-bias.bias_max)
 
 
 def _mask(layer: LayerPlan) -> str:
@@ -183,7 +211,9 @@ def _derived(rotary: Rotary, numbers: Derived) -> Iterator[tuple[str, str]]:
     yield "wavelengths", f"{_tokens(numbers.shortest_wavelength)} to {_tokens(numbers.longest_wavelength)} tokens"
     if numbers.length is not None:
         turning = f"{numbers.unturned_pairs} of {numbers.pairs} pairs"
-        yield "incomplete", f"{turning} make no full turn in {numbers.length:,} tokens"
+        narrow = numbers.seen is not None and numbers.seen < numbers.length
+        seen = f"the {numbers.seen:,} tokens that a query sees" if narrow else f"{numbers.length:,} tokens"
+        yield "incomplete", f"{turning} make no full turn in {seen}"
     first = numbers.first_negative
     found = f"at distance {first:,}" if first is not None else f"not within {numbers.searched:,} tokens"
     yield "mean cosine", f"first negative {found}"

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from theodolite import __version__
-from theodolite.plan.derived import settled_inv_freq
+from theodolite.plan.derived import derive, settled_inv_freq, workable
 from theodolite.plan.describe import describe
 from theodolite.plan.errors import LONGEST
-from theodolite.plan.layer_json import usual_length
+from theodolite.plan.layer_json import seen_by, usual_length
 from theodolite.plan.model import ModelPlan
 from theodolite.plan.rotary import Rotary
 from theodolite.plan.scaling import Llama3, LongRoPE, Scaling, YaRN, YaRNByLength
+from theodolite.report.alibi_figure import alibi_figure
 from theodolite.report.figures import plain
 from theodolite.report.files import needs, write_whole
 from theodolite.report.inspection import lines, ranges
@@ -75,6 +76,7 @@ def page(opened: Opened, findings: Sequence[Finding]) -> str:
         # The one script that may run: nothing that a name could smuggle in.
         script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         data=embedded(data) if data["rotations"] else "",
+        alibi=alibi_figure(opened.plan),
         findings=findings,
         # Without its last paragraph, the findings, which have a part of their own.
         lines="\n".join(map(plain, lines(opened, (), width=_WIDTH)[:-2])),
@@ -85,11 +87,29 @@ def page(opened: Opened, findings: Sequence[Finding]) -> str:
 
 
 def page_data(plan: ModelPlan) -> dict[str, Any]:
-    """What the script starts from: each distinct rotation, and the length that its numbers are of (tokens)."""
+    """What the script starts from: each distinct rotation, and the length that its numbers are of (tokens).
+
+    Those of layers that see every distance stand first, for the length says most of them.
+    """
     length = usual_length(plan) or _UNSTATED
+    layers: dict[Rotary, list[int]] = {}
+    for number, layer in enumerate(plan.layers):
+        if layer.rotate is not None:
+            layers.setdefault(layer.rotate, []).append(number)
+    seen = {rotary: seen_by(plan.layers[number] for number in numbers) for rotary, numbers in layers.items()}
+    order = sorted(layers, key=lambda rotary: -(seen[rotary] or LONGEST))[:_MOST_ROTATIONS]
+    worked = frozenset(workable(order))
     return {
         "longest": LONGEST,
-        "rotations": [_rotation(plan, rotary, length) for rotary in plan.rotaries[:_MOST_ROTATIONS]],
+        "rotations": [
+            {
+                **_rotation(layers[rotary], rotary, length),
+                "seen": seen[rotary],
+                # The search takes the browser a while, and a picture of the page may not wait for it.
+                "first": {"at": derive(rotary, length).first_negative} if rotary in worked else None,
+            }
+            for rotary in order
+        ],
     }
 
 
@@ -99,8 +119,7 @@ def embedded(data: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _rotation(plan: ModelPlan, rotary: Rotary, length: int) -> dict[str, Any]:
-    layers = [number for number, layer in enumerate(plan.layers) if layer.rotate == rotary]
+def _rotation(layers: Sequence[int], rotary: Rotary, length: int) -> dict[str, Any]:
     scaling = rotary.scaling.yarn if isinstance(rotary.scaling, YaRNByLength) else rotary.scaling
     return {
         "name": f"layers {ranges(layers)}",

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from theodolite.plan.bias import alibi_slopes
 from theodolite.plan.describe import describe, describe_scaling
-from theodolite.plan.layer_json import attends, usual_length
+from theodolite.plan.layer_json import attends, seen_by, usual_length
 from theodolite.plan.model import LayerPlan, Mask, ModelPlan
 from theodolite.plan.rotary import Rotary
 from theodolite.plan.scaling import Scaling
@@ -160,10 +161,10 @@ def _rotations(panels: Sequence[Axes], plan: ModelPlan) -> None:
     stated_length = usual_length(plan)
     length = min(stated_length or _UNSTATED, _FURTHEST)
     waves, turns, cosines = panels
-    note = f"{length:,} tokens"
-    wavelength_panel(waves, shown, length=length, trained=length, styles=styles, note=note)
+    note, within = f"{length:,} tokens", _seen(plan, shown, length)
+    wavelength_panel(waves, shown, length=length, trained=length, styles=styles, note=note, within=within)
     title(waves, "Tokens for a turn; hollow: never a whole one", width=WIDTH / 2, above=5, size=9.5)
-    coverage_panel(turns, shown, length=length, trained=length, styles=styles)
+    coverage_panel(turns, shown, length=length, trained=length, styles=styles, within=within)
     title(turns, "Coverage: turns that each pair makes", width=WIDTH / 2, above=5, size=9.5)
     decay_panel(cosines, shown, length=length, styles=styles, trained=None, measure=mean_cosines)
     cosines.set_ylabel("mean cosine of the pairs")
@@ -174,6 +175,12 @@ def _rotations(panels: Sequence[Axes], plan: ModelPlan) -> None:
         if len(named) > len(shown):
             cosines.plot([], [], color="none", label=f"and {len(named) - len(shown)} more")
             cosines.legend(loc="upper right", ncols=2)
+
+
+def _seen(plan: ModelPlan, named: dict[str, Rotary], length: int) -> dict[str, int]:
+    """The tokens that a query of each rotation's layers sees, by name."""
+    layers = {name: [layer for layer in plan.layers if layer.rotate == rotary] for name, rotary in named.items()}
+    return {name: min(length, seen_by(mine) or length) for name, mine in layers.items()}
 
 
 def _alibi(axes: Axes, layer: LayerPlan, heads: int | None, length: int) -> None:
@@ -192,13 +199,3 @@ def _alibi(axes: Axes, layer: LayerPlan, heads: int | None, length: int) -> None
     said = f"ALiBi by distance, {count} heads{'' if heads else ' (assumed: it states none)'}"
     title(axes, f"{said}; above the dots a weight is under 1/1000", width=WIDTH, above=5, size=9.5)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-
-
-def alibi_slopes(heads: int, bias_max: float) -> list[float]:
-    """ALiBi's published slopes, as `theodolite.encodings.alibi_slopes` has them, without torch."""
-
-    def geometric(count: int) -> list[float]:
-        return [2.0 ** (-bias_max * number / count) for number in range(1, count + 1)]
-
-    below = 1 << (heads.bit_length() - 1)
-    return geometric(below) + geometric(2 * below)[::2][: heads - below]

@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from theodolite.models.extend.markdown import code, escaped, table
+from theodolite.models.extend.measured import Searched, measured
 from theodolite.models.extend.serving import serving
 from theodolite.models.extend.target import reach_of, widened
 from theodolite.plan import DynamicNTK, ModelPlan
 from theodolite.plan.describe import describe, describe_scaling
-from theodolite.plan.findings import find
-
-
-class Searched(Protocol):
-    """What a search gave, as `survey.found.Confirmation` has it: that room stands below this one."""
-
-    @property
-    def version(self) -> str: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def lengths(self) -> tuple[int, ...]: ...
-
-    @property
-    def recall(self) -> Mapping[int, Mapping[str, float]]: ...
-
-    @property
-    def short(self) -> Mapping[str, float]: ...
-
-    @property
-    def texts(self) -> tuple[tuple[str, int, str], ...]: ...
-
-    @property
-    def why(self) -> str: ...
+from theodolite.plan.findings import Finding, find
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +46,21 @@ class Card:
     part: str | None = None
     gguf: str | None = None
 
+    @property
+    def free_factor(self) -> bool:
+        """Whether a search has chosen a factor that is less than the ratio of the lengths."""
+        reach = None if self.search is None else reach_of(self.before, self.after)
+        return reach is not None and reach < self.to
+
+    def findings(self, found: Iterable[Finding]) -> tuple[Finding, ...]:
+        """What inspect finds, without the fault that a free factor would be if it stood for a ratio."""
+        return tuple(
+            replace(finding, severity="warning")
+            if self.free_factor and (finding.field, finding.severity) == ("factor", "error")
+            else finding
+            for finding in found
+        )
+
 
 def write_card(card: Card, *, name: str, files: str, layout: str | None = None) -> str:
     """The text of a README.md.
@@ -81,7 +71,7 @@ def write_card(card: Card, *, name: str, files: str, layout: str | None = None) 
         layout: the pair layout of the weights, where the family's own code reads the other.
     """
     served = serving(card.after, name=name, to=card.to, part=card.part, layout=layout)
-    sections = (_head(card), _changed(card), _measured(card), _warned(card), served, _rest(card, files))
+    sections = (_head(card), _changed(card), measured(card), _warned(card), served, _rest(card, files))
     return "\n\n".join(line for section in sections for line in section) + "\n"
 
 
@@ -125,7 +115,7 @@ def _changed(card: Card) -> Iterator[str]:
 def _factor(card: Card) -> Iterator[str]:
     """What the factor in the files is, where the scaling's name or the lengths let one expect another."""
     reach, own = reach_of(card.before, card.after), widened(card.before, card.after)
-    if card.search is not None and reach is not None and reach < card.to:
+    if card.free_factor:
         yield (
             "The factor is what the search found, beside its base and its ramp, and no ratio of lengths: times the "
             f"trained length it is {reach:,.0f} tokens, and {card.to:,} are stated. Engines that take a scaling to "
@@ -142,119 +132,12 @@ def _warned(card: Card) -> Iterator[str]:
     """What is read differently by others since the change."""
     known = find(card.before)
     found = [finding for finding in find(card.after) if finding.severity != "note" and finding not in known]
+    if card.free_factor:
+        # What the factor is has been said above.
+        found = [finding for finding in found if finding.field != "factor"]
     if found:
         yield "## What to know"
         yield "\n".join(f"- {code(f.field)}: {escaped(f.message)}. To change it: {escaped(f.fix)}." for f in found)
-
-
-def _searched(search: Searched) -> Iterator[str]:
-    """What full passes gave of a frequency map that a search has found, beside the best named scalings."""
-    texts = "; ".join(
-        f"{escaped(name)}, {tokens:,} tokens, SHA-256 {code(sha256)}" for name, tokens, sha256 in search.texts
-    )
-    yield (
-        f"Found by `theodolite search` {escaped(search.version)}, and confirmed by full passes in "
-        f"{escaped(search.dtype)} over text that it did not see: {texts}."
-    )
-    heads = ("", *(f"recall at {length:,}" for length in search.lengths), "short text, nats a token")
-    rows = [
-        [code(name), *(f"{search.recall[length][name]:.1%}" for length in search.lengths), f"{short:.4f}"]
-        for name, short in search.short.items()
-    ]
-    yield table(heads, rows)
-    yield escaped(search.why)
-
-
-def _measured(card: Card) -> Iterator[str]:
-    yield "## What was measured"
-    summary, entry = card.summary, card.entry
-    if card.search is not None:
-        yield from _searched(card.search)
-    if summary is None or entry is None:
-        if card.search is not None:
-            return
-        yield (
-            "Nothing: no survey of this scaling stands behind this length. `theodolite survey` with "
-            f"{code(f'--scaling none,{card.scaling} --to {card.to}')} measures it."
-        )
-        return
-    if card.measured_to < card.to:
-        yield (
-            f"**Not to this length.** The survey found this scaling to hold to {card.measured_to:,} tokens, and "
-            f"{card.to:,} are stated: what lies between is not measured."
-        )
-    details = summary["model_details"]
-    texts = "; ".join(
-        f"{escaped(text['name'])}, {text['tokens']:,} tokens, SHA-256 {code(text['sha256'])}"
-        for text in summary["texts"]
-    )
-    yield (
-        f"By `theodolite survey` {escaped(summary['theodolite'])}, to {summary['to']:,} tokens, in "
-        f"{escaped(details['dtype'])} on {escaped(details['device'])}. Text: {texts}."
-    )
-    yield from _bands(summary, entry)
-    yield from _recall(summary, entry)
-    cost = entry["short_cost"]
-    facts = [
-        f"Holds to: {_tokens(entry['holds_to'])}. {escaped(summary['definitions']['holds_to'])}",
-        f"Reaches: {_tokens(entry['reaches'])}. {escaped(summary['definitions']['reaches'])}",
-    ]
-    if cost:
-        facts.append(
-            f"On {cost['tokens']:,} tokens of short text: perplexity {cost['perplexity']:.2f}, as shipped "
-            f"{cost['shipped']:.2f}, which is a ratio of {cost['ratio']:.4f}."
-        )
-    yield "\n".join(f"- {fact}" for fact in facts)
-
-
-def _tokens(count: int | None) -> str:
-    return "nowhere, or not measured" if count is None else f"{count:,} tokens"
-
-
-def _bands(summary: Mapping[str, Any], entry: Mapping[str, Any]) -> Iterator[str]:
-    """Perplexity by position; each column from its own bands."""
-    if not entry["bands"]:
-        return
-    window = summary["truncated_window"] or {"bands": []}
-    shipped = _named(summary, "none")
-    columns = [{(b["from"], b["to"]): b["perplexity"] for b in s["bands"]} for s in (shipped, window, entry)]
-    rows = [
-        [f"{begin:,} to {end:,}", *(_perplexity(column.get((begin, end))) for column in columns)]
-        for begin, end in sorted(columns[-1])
-    ]
-    yield "Perplexity by position in the text:"
-    yield table(("tokens", "as shipped", "as shipped, on a moving window", escaped(entry["name"])), rows)
-
-
-def _perplexity(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.2f}" if value < 1000 else f"{value:,.0f}"
-
-
-def _recall(summary: Mapping[str, Any], entry: Mapping[str, Any]) -> Iterator[str]:
-    lengths = sorted({cell["length"] for cell in entry["recall"]})
-    if not lengths:
-        return
-    shipped = _named(summary, "none")
-    rows = [
-        [
-            f"{length:,}",
-            *(_share(s["recall"], length, "accuracy") for s in (shipped, entry)),
-            _share(entry["recall"], length, "accuracy_alone"),
-        ]
-        for length in lengths
-    ]
-    yield f"Recall, the mean over depths. {escaped(summary['definitions']['recall'])}"
-    yield table(("tokens read", "as shipped", escaped(entry["name"]), "guessed alone"), rows)
-
-
-def _share(cells: list[Mapping[str, Any]], length: int, key: str) -> str:
-    values = [cell[key] for cell in cells if cell["length"] == length]
-    return f"{math.fsum(values) / len(values):.0%}" if values else "–"
-
-
-def _named(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    empty: dict[str, Any] = {"bands": [], "recall": []}
-    return next((s for s in summary["scalings"] if s["name"] == name), empty)
 
 
 def _rest(card: Card, files: str) -> Iterator[str]:

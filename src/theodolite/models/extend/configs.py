@@ -11,6 +11,7 @@ from theodolite.models.errors import LoadError, refusing
 from theodolite.models.quiet import quiet
 from theodolite.plan import ModelPlan, PlanError
 from theodolite.plan.families import family_of
+from theodolite.plan.findings import find
 from theodolite.plan.huggingface import read_config, rope_parameters, write_config
 from theodolite.plan.huggingface.reading import text_part
 from theodolite.plan.huggingface.writing import as_written
@@ -108,6 +109,20 @@ def require_read_by_transformers(folder: Any, plan: ModelPlan) -> None:
         f"the installed transformers would read {lengths}, and {wanted.max_position_embeddings} tokens and "
         f"{wanted.rotaries} are meant"
     )
+
+
+def require_turned_so(config: Mapping[str, Any], plan: ModelPlan) -> None:
+    """Raise where the family's code in transformers turns other channels than its config says.
+
+    Args:
+        config, plan: of the model that is extended.
+
+    Raises:
+        PlanError: it does. With a scaling it would fail on the widths, and without one turn the others too.
+    """
+    for finding in find(plan, config):
+        if finding.field == "partial_rotary_factor" and finding.severity != "note":
+            raise PlanError(finding.field, plan.rotaries[0].rotary_dim, f"{finding.message}; {finding.fix}")
 
 
 def raised_limits(name: str, content: dict[str, Any], to: int) -> dict[str, Any]:

@@ -6,22 +6,27 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from theodolite.models.errors import LoadError
 from theodolite.models.extend.card import Card, write_card
-from theodolite.models.extend.configs import config_for, raised_limits, require_read_by_transformers
+from theodolite.models.extend.configs import (
+    config_for,
+    raised_limits,
+    require_read_by_transformers,
+    require_turned_so,
+)
 from theodolite.models.extend.markdown import escaped
 from theodolite.models.source import read_config_dict, safetensors_files
+from theodolite.models.tensor_files import INDEX, checked_files, is_stale
 from theodolite.plan.json_object import parse_object
 from theodolite.plan.pair_layout import differs, read_layout
 
 _LIMITS = ("tokenizer_config.json", "generation_config.json")
-_INDEX = "model.safetensors.index.json"
 _CARD, _ORIGINAL_CARD = "README.md", "README.original.md"
 # What transformers and other engines read beside the weights; nothing that runs, no pickles.
 _WANTED = ("*.json", "*.txt", "*.model", "*.jinja", "additional_chat_templates/*.jinja")
@@ -56,18 +61,20 @@ def extend_folder(
         progress: called with a line before each step that takes long.
 
     Raises:
-        PlanError: a config has no words for the plan.
-        LoadError: weights or config cannot be read, or the installed transformers reads another plan.
+        PlanError: a config has no words for the plan, or the family's code turns other channels than it says.
+        LoadError: weights or config cannot be read or are damaged, or the installed transformers reads another plan.
         FileExistsError: `out` is there.
         ValueError: `out` is inside `folder`.
         OSError: it cannot be written.
     """
     require_outside(out, folder)
     config = read_config_dict(folder)
+    require_turned_so(config, card.before)
     layout = read_layout(folder)
     layout = layout if differs(card.after, layout) else None
     written, legacy = config_for(config, card.after)
     weights = safetensors_files(folder)
+    checked_files(weights)
     with appearing(out) as scratch:
         _write_json(scratch / "config.json", written)
         made = ["config.json", _CARD]
@@ -75,7 +82,8 @@ def extend_folder(
             _write_json(scratch / "config.legacy.json", legacy)
             made.append("config.legacy.json")
         require_read_by_transformers(scratch, card.after)
-        beside = _copy_beside(folder, scratch, card.to)
+        stale = {INDEX} if is_stale(folder / INDEX, [file.name for file in weights]) else set()
+        beside = _copy_beside(folder, scratch, card.to, {"config.json", "config.legacy.json", _CARD, *stale})
         progress(f"{'copying' if copy else 'linking'} {len(weights)} weight file{'s' * (len(weights) > 1)}")
         linked = [file.name for file in weights if _place(file, scratch / file.name, copy)]
         if card.gguf is not None:
@@ -99,14 +107,13 @@ def _is_known(path: Path) -> bool:
     return not path.name.startswith(".") and path.name != "additional_chat_templates"
 
 
-def _copy_beside(folder: Path, scratch: Path, to: int) -> list[str]:
+def _copy_beside(folder: Path, scratch: Path, to: int, without: Collection[str]) -> list[str]:
     """Copy what stands beside config and weights; the names of those that were changed."""
     changed = []
-    config_files = {"config.json", "config.legacy.json", _CARD}
     for pattern in (*_WANTED, *_LICENCES):
         for file in sorted(folder.glob(pattern)):
             target = scratch / file.relative_to(folder)
-            if file.name in config_files or target.exists() or not file.is_file() or file.suffix == ".safetensors":
+            if file.name in without or target.exists() or not file.is_file() or file.suffix == ".safetensors":
                 continue
             target.parent.mkdir(exist_ok=True)
             content = _content(file) if file.name in _LIMITS else None
@@ -145,11 +152,9 @@ def _place(file: Path, target: Path, copy: bool) -> bool:
 
 
 def _make_readable(file: Path) -> None:
-    try:
+    # In another user's cache the permissions are theirs to give.
+    with suppress(OSError):
         file.chmod(0o666 & ~_umask())
-    except OSError:
-        # Another user's cache: the permissions are theirs to give.
-        pass
 
 
 def _umask() -> int:

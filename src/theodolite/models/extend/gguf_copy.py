@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ import numpy as np
 
 from theodolite.plan import PlanError
 from theodolite.plan.gguf import read_keys
+from theodolite.plan.gguf_header import read_header
 from theodolite.plan.gguf_writing import Changes
 
 _BLOCK = 1 << 22
@@ -32,11 +34,13 @@ def copy_changed(
         progress: called with the bytes written since the last call.
 
     Raises:
-        PlanError: the source is damaged or one part of several, or a tensor is there in another shape.
+        PlanError: the source is damaged, cut off or one part of several, or a tensor is there in another shape.
     """
     keys, _ = read_keys(source)
-    if int(keys.get("split.count") or 0) > 1:
-        raise PlanError("split.count", keys["split.count"], "give one file, made by llama-gguf-split --merge")
+    parts_of = keys.get("split.count", 0)
+    if type(parts_of) is not int or parts_of > 1:
+        raise PlanError("split.count", parts_of, "give one file, made by llama-gguf-split --merge")
+    require_all_data(source)
     with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         parts = _Parts(content, int(keys.get("general.alignment", 32)))
         present = {tensor.name: tensor for tensor in parts.tensors}
@@ -55,6 +59,36 @@ def copy_changed(
             for name in changes.divisors.keys() & present.keys():
                 out.seek(data + shift + present[name].offset)
                 out.write(_packed(changes.divisors[name]))
+
+
+def require_all_data(path: Path) -> None:
+    """Raise where the file ends before its tensors do.
+
+    Raises:
+        PlanError: it does; or it is no GGUF file.
+    """
+    try:
+        header = read_header(path)
+    except ValueError as error:
+        raise PlanError("GGUF", path.name, str(error)) from error
+    size = path.stat().st_size
+    for name, (kind, begin) in header.places.items():
+        end = begin + _bytes_of(kind, header.shapes[name])
+        if end > size:
+            raise PlanError(
+                "GGUF", path.name, f"the tensor {name!r:.80} ends {end - size:,} bytes past the file, which is cut off"
+            )
+
+
+def _bytes_of(kind: int, shape: tuple[int, ...]) -> int:
+    """The bytes of a tensor; 1 of a type that the installed package does not know, or of any without one."""
+    try:
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    except (ImportError, ValueError, KeyError):
+        return 1
+    return int(math.prod(shape) // block * size)
 
 
 @dataclass(frozen=True)

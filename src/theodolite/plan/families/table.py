@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from theodolite.plan.families.family import Config, Family, Pattern, listed, positive, whole
-from theodolite.plan.families.head_dims import HEAD_DIMS
 from theodolite.plan.families.layers import every, stated_turns, upper_windowed, windowed
+from theodolite.plan.families.widths import HEAD_DIMS
 
 _SLIDING_FULL = ("sliding_attention", "full_attention")
 

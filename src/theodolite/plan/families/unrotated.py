@@ -193,14 +193,25 @@ def _bias(config: Config, row: Unrotated, model_type: Any) -> Bias | None:
             raise PlanError("bi_data", True, "half of the batch runs backwards, which a plan cannot say")
         clamp = whole({"clamp_len": -1, **config}, "clamp_len", least=-1)
         return Bias(kind="transformer-xl", max_distance=clamp if clamp > 0 else None)
-    if row.bias == "alibi" and model_type == "mpt":
-        return Bias(kind="alibi", bias_max=mapped(config, "attn_config").get("alibi_bias_max", 8))
-    if row.bias == "alibi" and model_type == "falcon":
+    if row.bias == "alibi":
+        return _alibi(config, model_type)
+    return None if row.bias is None else Bias(kind=row.bias)
+
+
+def _alibi(config: Config, model_type: Any) -> Bias:
+    heads = None if get(config, "num_attention_heads") is None else whole(config, "num_attention_heads", most=WIDEST)
+    if model_type == "mpt":
+        return Bias(kind="alibi", heads=heads, bias_max=mapped(config, "attn_config").get("alibi_bias_max", 8))
+    if model_type == "falcon":
         width, heads = (whole(config, key, most=WIDEST) for key in ("hidden_size", "num_attention_heads"))
         if width < heads:
             raise PlanError("hidden_size", width, f"it must be at least the number of heads ({heads})")
-        return Bias(kind="alibi", slope_factor=float(width // heads) ** -0.5)
-    return None if row.bias is None else Bias(kind=row.bias)
+        return Bias(kind="alibi", heads=heads, slope_factor=float(width // heads) ** -0.5)
+    if heads is not None and get(config, "hidden_size") is not None:
+        width = whole(config, "hidden_size", most=WIDEST)
+        if width % heads:
+            raise PlanError("hidden_size", width, f"it must be a multiple of the heads ({heads})")
+    return Bias(kind="alibi", heads=heads)
 
 
 def _layers(config: Config, row: Unrotated, model_type: Any) -> tuple[LayerPlan, ...]:

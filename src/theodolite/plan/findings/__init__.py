@@ -11,10 +11,17 @@ from theodolite.plan.findings.formats import gguf_findings, layout_finding, para
 from theodolite.plan.findings.layers import layer_findings
 from theodolite.plan.findings.scaling import scaling_findings
 from theodolite.plan.model import ModelPlan
+from theodolite.plan.params import is_mistral
 
 __all__ = ["SEVERITIES", "Finding", "Severity", "find"]
 
 _BY_SOURCE = {"config": dialect_findings, "gguf": gguf_findings, "params": params_findings}
+
+
+def _length_key(raw: Mapping[str, Any], source: str) -> str:
+    if source == "gguf":
+        return f"{raw.get('general.architecture')}.context_length"
+    return "max_seq_len" if source == "params" and not is_mistral(raw) else "max_position_embeddings"
 
 
 def find(
@@ -28,7 +35,7 @@ def find(
         layout: the pair layout that the checkpoint is in, where it is another than the family's code has.
     """
     found = [] if layout is None else [layout_finding(plan, layout)]
-    found += [*scaling_findings(plan), *layer_findings(plan)]
+    found += [*scaling_findings(plan), *layer_findings(plan, _length_key(raw or {}, source))]
     if raw is not None:
         found += _BY_SOURCE[source](plan, raw)
     # Layers may share a fault, and are told of it once.

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from theodolite.plan.families import family_of
-from theodolite.plan.families.family import NAMES, get
+from theodolite.plan.families.family import NAMES
+from theodolite.plan.findings.code import code_findings
 from theodolite.plan.findings.finding import Finding
 from theodolite.plan.huggingface.reading import text_part
 from theodolite.plan.model import ModelPlan
@@ -34,7 +35,7 @@ def dialect_findings(plan: ModelPlan, raw: Config) -> Iterator[Finding]:
         )
     for name, rope in (*_dicts("rope_parameters", new), *_dicts("rope_scaling", old)):
         yield from _names(name, rope)
-    yield from _unsaid(plan, config, [rope for _, rope in (*_dicts("", new), *_dicts("", old))])
+    yield from code_findings(plan, config, [rope for _, rope in (*_dicts("", new), *_dicts("", old))])
 
 
 def _dicts(name: str, rope: Any) -> list[tuple[str, Config]]:
@@ -123,28 +124,3 @@ def _names(name: str, rope: Config) -> Iterator[Finding]:
                 fix="rope_type 'default', or the scaling's name; mrope_section alone says the axes",
                 reference="huggingface/transformers#33401",
             )
-
-
-def _unsaid(plan: ModelPlan, config: Config, ropes: list[Config]) -> Iterator[Finding]:
-    """What the plan has from the family's code and the file does not state."""
-    partial = [rotary for rotary in plan.rotaries if rotary.rotary_dim < rotary.head_dim and not rotary.trailing]
-    stated = get(config, "partial_rotary_factor") or config.get("rotary_dim")
-    if partial and not stated and not any(rope.get("partial_rotary_factor") for rope in ropes):
-        yield Finding(
-            severity="note",
-            field="partial_rotary_factor",
-            message=f"{partial[0].rotary_dim} of {partial[0].head_dim} channels turn by the family's own code, and the "
-            "file does not say so; other code turns them all, and every shape still fits",
-            fix=f"state partial_rotary_factor {partial[0].rotary_dim / partial[0].head_dim:g}",
-            reference="vllm-project/vllm#43770",
-        )
-    alternating = any(rotary.mrope_interleaved for rotary in plan.rotaries)
-    if alternating and not any(rope.get("mrope_interleaved") for rope in ropes):
-        yield Finding(
-            severity="note",
-            field="mrope_interleaved",
-            message="the axes alternate pair by pair by the family's own code, and the file does not say so; read in "
-            "blocks, text is right and images are not",
-            fix="state mrope_interleaved true",
-            reference="alibaba/MNN#4133",
-        )

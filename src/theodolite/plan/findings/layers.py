@@ -9,8 +9,8 @@ from theodolite.plan.model import LayerPlan, ModelPlan
 from theodolite.plan.scaling import Scaling
 
 
-def layer_findings(plan: ModelPlan) -> Iterator[Finding]:
-    """Of the plan's layers."""
+def layer_findings(plan: ModelPlan, length_key: str) -> Iterator[Finding]:
+    """Of the plan's layers; `length_key` is the key under which the file would state the length."""
     yield from _scaled_in_part(plan)
     yield from _windows(plan)
     for rotary in plan.rotaries:
@@ -28,9 +28,9 @@ def layer_findings(plan: ModelPlan) -> Iterator[Finding]:
     if plan.rotaries and plan.max_position_embeddings is None:
         yield Finding(
             severity="warning",
-            field="max_position_embeddings",
+            field=length_key,
             message="no length is stated, so nothing says how far the positions were trained",
-            fix="state the trained length in tokens",
+            fix=f"state {length_key}, the trained length in tokens",
             reference="karpathy/nanochat#520",
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from theodolite.plan.findings.finding import Finding
 from theodolite.plan.model import ModelPlan
@@ -51,9 +51,11 @@ def _lengths(scaling: YaRN | Llama3, length: int | None) -> Iterator[Finding]:
             reference="huggingface/transformers#38224",
         )
         return
-    # Llama 3.1 itself states more than factor times original.
+    if isinstance(scaling, Llama3):
+        yield from _llama3_lengths(scaling, length)
+        return
     reach = scaling.factor * original
-    if isinstance(scaling, Llama3) or math.isclose(reach, length, rel_tol=1e-9):
+    if math.isclose(reach, length, rel_tol=1e-9):
         return
     short = reach < length
     yield Finding(
@@ -71,6 +73,33 @@ def _lengths(scaling: YaRN | Llama3, length: int | None) -> Iterator[Finding]:
         + f"max_position_embeddings {reach:,.10g}",
         reference="huggingface/transformers#38224",
     )
+
+
+def _llama3_lengths(scaling: Llama3, length: int) -> Iterator[Finding]:
+    """Llama 3.1 itself states twice factor times original, and 3.2 half of it."""
+    original, reach = (
+        scaling.original_max_position_embeddings,
+        scaling.factor * scaling.original_max_position_embeddings,
+    )
+    if original == length and scaling.factor > 1:
+        yield Finding(
+            severity="warning",
+            field="original_max_position_embeddings",
+            message=f"it is {original:,}, as max_position_embeddings is: nothing is stretched, and the slow pairs are "
+            f"still slowed {scaling.factor:g} times",
+            fix="state the length before the stretching (Llama 3.1 has 8,192), or leave the scaling out",
+            reference="huggingface/transformers#38224",
+        )
+    elif 2 * reach < length * (1 - 1e-9):
+        yield Finding(
+            severity="warning",
+            field="factor",
+            message=f"factor {scaling.factor:g} times original_max_position_embeddings {original:,} is {reach:,.10g}, "
+            f"and max_position_embeddings is {length:,}, more than twice that, which Llama 3.1 has: the slow pairs are "
+            "stretched for fewer tokens than are promised",
+            fix=f"factor {length / (2 * original):g}, or max_position_embeddings {2 * reach:,.10g}",
+            reference="meta-llama/llama-models#241",
+        )
 
 
 def _yarn(scaling: YaRN, rotary: Rotary) -> Iterator[Finding]:
@@ -167,6 +196,16 @@ def _longrope(scaling: LongRoPE, length: int | None) -> Iterator[Finding]:
     # A factor of 1 is how a config says that there is no amplitude.
     elif factor is not None and factor != 1 and length is not None and scaling.attention_factor_given is None:
         yield from _longrope_factor(factor, original, length)
+    short, long = (sum(map(math.log, divisors)) for divisors in (scaling.short_factor, scaling.long_factor))
+    if short > long + 1e-9:
+        yield Finding(
+            severity="error",
+            field="short_factor, long_factor",
+            message=f"the short list slows the pairs {_mean(scaling.short_factor):.4g} times on the mean and the long "
+            f"one {_mean(scaling.long_factor):.4g} times: the list for long texts is the one that divides by more",
+            fix="exchange the two lists",
+            reference="lablup/mlxcel#1358",
+        )
     quick = [name for name in ("short_factor", "long_factor") if min(getattr(scaling, name), default=1.0) < 1]
     if quick:
         yield Finding(
@@ -177,6 +216,11 @@ def _longrope(scaling: LongRoPE, length: int | None) -> Iterator[Finding]:
             fix="divisors of at least 1",
             reference="arXiv:2402.13753",
         )
+
+
+def _mean(divisors: Sequence[float]) -> float:
+    """The geometric mean."""
+    return math.exp(math.fsum(map(math.log, divisors)) / len(divisors))
 
 
 def _longrope_factor(factor: float, original: int, length: int) -> Iterator[Finding]:

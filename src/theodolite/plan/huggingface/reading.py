@@ -191,8 +191,8 @@ def _rope_dicts(
     for key, given in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         if given is not None and not isinstance(given, Mapping):
             raise PlanError(key, given, "it must be a mapping, or null")
-    if parameters and scaling and parameters != scaling:
-        raise PlanError("rope_scaling", scaling, f"it stands beside a different rope_parameters={shown(parameters)}")
+    if parameters and scaling:
+        _refuse_two(config, parameters, scaling)
     rope = parameters or scaling or {}
     name = "rope_parameters" if parameters else "rope_scaling"
     if family.fixed and (rope or get(config, "rope_theta") is not None):
@@ -212,6 +212,17 @@ def _rope_dicts(
         }
     settled = _settled(config, family, rope, "", name) if kinds else None
     return dict.fromkeys(kinds, settled)
+
+
+def _refuse_two(config: Config, new: Mapping[str, Any], old: Mapping[str, Any]) -> None:
+    """Both dicts may stand side by side, where they say the same; the older has its base beside it."""
+    ours, theirs = ({**rope, "rope_type": rope.get("rope_type", rope.get("type"))} for rope in (new, old))
+    if "rope_theta" in ours and get(config, "rope_theta") is not None:
+        theirs.setdefault("rope_theta", get(config, "rope_theta"))
+    for key in dict.fromkeys((*ours, *theirs)):
+        if key != "type" and ours.get(key) != theirs.get(key):
+            name = key if key == "rope_theta" and key not in old else f"rope_scaling.{key}"
+            raise PlanError(name, theirs.get(key), f"rope_parameters beside it has {key} {shown(ours.get(key))}")
 
 
 def _nested(

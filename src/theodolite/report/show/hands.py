@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from theodolite.report.style import INK, MUTED, RULE, words
 __all__ = ["clock_hands"]
 
 _COLUMNS, _MOST, _RADIUS = 8, 32, 0.4
+PALE = "#b3b9c0"
 _FURTHEST = 2**24
 
 
@@ -48,7 +51,7 @@ def clock_hands(rotaries: Rotaries, *, position: int, length: int | None = None)
     axes.set_axis_off()
     axes.set_aspect("equal")
     axes.set(xlim=(-0.5, _COLUMNS - 0.5), ylim=(-1.18 * (rows - 1) - 0.7, 0.45))
-    styles = styles_of(list(rotaries))
+    looks = _looks(list(rotaries))
     turns = {
         name: settled_inv_freq(rotary, length or max(1, position)) * position / (2 * math.pi)
         for name, rotary in rotaries.items()
@@ -58,15 +61,24 @@ def clock_hands(rotaries: Rotaries, *, position: int, length: int | None = None)
         of_pair = {name: float(made[pair]) for name, made in turns.items()}
         _dial(axes, centre, int(pair), next(iter(of_pair.values())))
         for name, made in of_pair.items():
-            _hand(axes, centre, made, styles[name]["color"], heavy=len(rotaries) == 1)
+            _hand(axes, centre, made, **looks[name])
     if len(rotaries) > 1:
         from matplotlib.lines import Line2D
 
-        handles = [Line2D([], [], color=styles[n]["color"], linewidth=2, label=words(n, 40)) for n in rotaries]
+        handles = [Line2D([], [], label=words(n, 40), **looks[n]) for n in rotaries]
         figure.legend(handles=handles, loc="outside lower left", ncols=min(len(handles), 6), handlelength=1.6)
     first = f" ({words(next(iter(rotaries)), 24)})" if len(rotaries) > 1 else ""
     heading(figure, f"Hands at position {tokens(position)}; below each dial its pair, and its turns{first}", WIDTH)
     return figure
+
+
+def _looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Of one hand its own colour; of several the unscaled one is broad and pale, so that the others stand out on it."""
+    styles = styles_of(names)
+    if len(names) == 1:
+        return {names[0]: {"color": styles[names[0]]["color"], "linewidth": 2.2}}
+    pale = {"color": PALE, "linewidth": 4.4, "zorder": 1.5}
+    return {name: pale if name == "none" else {"color": styles[name]["color"], "linewidth": 1.7} for name in names}
 
 
 def _dial(axes: Axes, centre: tuple[float, float], pair: int, turns: float) -> None:
@@ -81,11 +93,11 @@ def _dial(axes: Axes, centre: tuple[float, float], pair: int, turns: float) -> N
     axes.text(x, y - _RADIUS - 0.06, f"{pair}: {turns_text(turns)}", ha="center", va="top", fontsize=8, color=INK)
 
 
-def _hand(axes: Axes, centre: tuple[float, float], turns: float, colour: str, *, heavy: bool) -> None:
+def _hand(axes: Axes, centre: tuple[float, float], turns: float, **look: Any) -> None:
     x, y = centre
     angle = 2 * math.pi * turns
     tip = (x + 0.92 * _RADIUS * math.sin(angle), y + 0.92 * _RADIUS * math.cos(angle))
-    axes.plot((x, tip[0]), (y, tip[1]), color=colour, linewidth=2.2 if heavy else 1.7, solid_capstyle="round")
+    axes.plot((x, tip[0]), (y, tip[1]), solid_capstyle="round", **look)
 
 
 def turns_text(turns: float) -> str:

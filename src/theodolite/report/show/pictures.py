@@ -23,8 +23,14 @@ _PANELS, _LINES = 4, 8
 
 
 def vector_pictures(name: str, table: Any, settings: Settings) -> Pictures:
-    """The views of vectors that are added to embeddings, (S, D)."""
+    """The views of vectors that are added to embeddings, (S, D).
+
+    Raises:
+        ValueError: `settings.channels` has one that they do not have, or more than 12.
+    """
     chosen = settings.channels or spread(table.shape[1], 6)
+    # Before anything is drawn: of several views the first would stand in a file already.
+    vectors.require_channels(chosen, table.shape[1])
     return {
         "heat": lambda: vectors.heat_map(table, name=name),
         "curves": lambda: vectors.curves(table, channels=chosen, name=name),

@@ -162,15 +162,26 @@ def groups(length: int) -> list[NDArray[np.int64]]:
 
 
 def wavelength_panel(
-    axes: Axes, rotaries: Rotaries, *, length: int, trained: int, styles: Mapping[str, dict[str, Any]], note: str
+    axes: Axes,
+    rotaries: Rotaries,
+    *,
+    length: int,
+    trained: int,
+    styles: Mapping[str, dict[str, Any]],
+    note: str,
+    within: Mapping[str, int] | None = None,
 ) -> None:
-    """Wavelengths by pair; those longer than the trained length, which never turned, are hollow."""
+    """Wavelengths by pair; those longer than the trained length, which never turned, are hollow.
+
+    Args:
+        within: tokens in place of the trained length, by name, where layers see fewer.
+    """
     seen = [float(trained)]
     for name, rotary in rotaries.items():
         pairs, waves = turning(rotary, length)
-        style = styles[name]
+        style, end = styles[name], (within or {}).get(name, trained)
         axes.plot(pairs, waves, label=words(name, 40), **style)
-        for marked, face in ((waves <= trained, style["color"]), (waves > trained, "white")):
+        for marked, face in ((waves <= end, style["color"]), (waves > end, "white")):
             marker = {"marker": "o", "linestyle": "none", "markersize": 3.6, "markerfacecolor": face}
             axes.plot(pairs[marked], waves[marked], **style | marker, markeredgewidth=1)
         seen += waves.tolist()
@@ -181,15 +192,24 @@ def wavelength_panel(
 
 
 def coverage_panel(
-    axes: Axes, rotaries: Rotaries, *, length: int, trained: int, styles: Mapping[str, dict[str, Any]]
+    axes: Axes,
+    rotaries: Rotaries,
+    *,
+    length: int,
+    trained: int,
+    styles: Mapping[str, dict[str, Any]],
+    within: Mapping[str, int] | None = None,
 ) -> None:
-    """Turns by pair within the trained length, with a line at one turn."""
+    """Turns by pair within the trained length, with a line at one turn; `within` as in `wavelength_panel`."""
     seen = [1.0]
     for name, rotary in rotaries.items():
         pairs, waves = turning(rotary, length)
-        axes.plot(pairs, trained / waves, label=words(name, 40), **styles[name])
-        seen += (trained / waves).tolist()
-    log_axis(axes, max(min(seen), 1e-12), max(seen), f"turns in {tokens(trained)} tokens")
+        turns = (within or {}).get(name, trained) / waves
+        axes.plot(pairs, turns, label=words(name, 40), **styles[name])
+        seen += turns.tolist()
+    narrow = any(end < trained for end in (within or {}).values())
+    what = f"turns in {tokens(trained)} tokens" + (", or the window" if narrow else "")
+    log_axis(axes, max(min(seen), 1e-12), max(seen), what)
     axes.axhline(1, color=INK, linewidth=1.1, linestyle=(0, (1.2, 2.2)), zorder=2)
     axes.axhspan(axes.get_ylim()[0], 1, color=MUTED, alpha=0.1, linewidth=0, zorder=0)
     _note(axes, "one whole turn", 1)

@@ -66,8 +66,7 @@ def curves(table: ArrayLike, *, channels: Sequence[int], name: str) -> Figure:
     """
     values = _matrix("table", table)
     tokens, dim = values.shape
-    if not 0 < len(channels) <= _MOST_CURVES or not all(0 <= channel < dim for channel in channels):
-        raise ValueError(f"channels: got {list(channels)}; give 1 to {_MOST_CURVES} of them, each from 0 to {dim - 1}")
+    require_channels(channels, dim)
     figure, panels = canvas(rows=len(channels), height=0.9 + 0.62 * len(channels))
     most = (float(np.abs(values[:, list(channels)]).max()) or 1.0) * 1.12
     for number, (axes, channel) in enumerate(zip(panels, channels, strict=True)):
@@ -116,6 +115,12 @@ def similarity(table: ArrayLike, *, name: str) -> Figure:
     token_ticks(right.xaxis, tokens - 1, most=6)
     heading(figure, f"{name}: how alike two positions are", WIDTH)
     return figure
+
+
+def require_channels(channels: Sequence[int], dim: int) -> None:
+    """Raise ValueError for no channel, more than 12, or one that a table of `dim` does not have."""
+    if not 0 < len(channels) <= _MOST_CURVES or not all(0 <= channel < dim for channel in channels):
+        raise ValueError(f"channels: got {list(channels)}; give 1 to {_MOST_CURVES} of them, each from 0 to {dim - 1}")
 
 
 def cosines(table: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -74,6 +74,9 @@
 
   const rotation = () => data.rotations[state.rotation];
 
+  // Tokens that a query of these layers meets: the length, or their window where it is shorter.
+  const seen = () => Math.min(state.length, rotation().seen ?? Infinity);
+
   const invFreq = () => {
     const r = rotation(), made = SCALINGS[state.scaling].make(r, state);
     return r.live_pairs === null ? made : made.map((w, i) => (i < r.live_pairs ? w : 0));
@@ -143,7 +146,7 @@
 
   function measured(turning) {
     const waves = turning.map((w) => 2 * Math.PI / w);
-    const live = waves.filter((wave) => wave <= state.length);
+    const live = waves.filter((wave) => wave <= seen());
     return {
       base: state.base, factor: SCALINGS[state.scaling].factor ? state.factor : null, length: state.length,
       pairs: rotation().rotary_dim / 2,
@@ -253,7 +256,7 @@
   }
 
   function decayChart(first) {
-    const last = Math.max(2, state.length - 1), distances = [];
+    const last = Math.max(2, seen() - 1), distances = [];
     for (let k = 0; k <= 700; k++) {
       const distance = Math.round(last ** (k / 700));
       if (distance !== distances.at(-1)) distances.push(distance);
@@ -328,7 +331,7 @@
     const first = n.firstNegative === undefined ? "searching" : n.longest === null ? "none"
       : n.firstNegative === null ? `not within ${written(FURTHEST)}` : written(n.firstNegative);
     set("out-first", first);
-    const turned = `${n.unturned} of ${n.pairs} pairs make no full turn in ${written(n.length)} tokens`;
+    const turned = `${n.unturned} of ${n.pairs} pairs make no full turn in ${written(seen())} tokens`;
     byId("wavelengths").setAttribute("aria-label", `Wavelengths: ${written(n.shortest)} to ${written(n.longest)} tokens`);
     byId("coverage").setAttribute("aria-label", `Coverage: ${turned}`);
     byId("decay").setAttribute("aria-label", `Decay of the mean cosine by distance, first negative: ${first}`);
@@ -346,7 +349,7 @@
       head.scope = "row";
       head.textContent = String(i);
       row.append(head);
-      const cells = w > 0 ? [String(w), written(2 * Math.PI / w), written(state.length * w / (2 * Math.PI))] : ["0", "–", "0"];
+      const cells = w > 0 ? [String(w), written(2 * Math.PI / w), written(seen() * w / (2 * Math.PI))] : ["0", "–", "0"];
       for (const text of cells) row.insertCell().textContent = text;
     });
   }
@@ -357,9 +360,9 @@
     const n = { ...measured(turning), firstNegative: found.get(key) };
     show();
     tell(n);
-    pairChart("wavelengths", "tokens for a full turn", (w) => 2 * Math.PI / w, state.length, `${written(state.length)} tokens`,
-      (v) => v > state.length);
-    pairChart("coverage", `turns in ${written(state.length)} tokens`, (w) => state.length * w / (2 * Math.PI), 1, "one whole turn",
+    pairChart("wavelengths", "tokens for a full turn", (w) => 2 * Math.PI / w, seen(), seen() < state.length ? `${written(seen())} tokens, all that a query sees` : `${written(seen())} tokens`,
+      (v) => v > seen());
+    pairChart("coverage", `turns in ${written(seen())} tokens`, (w) => seen() * w / (2 * Math.PI), 1, "one whole turn",
       (v) => v < 1);
     decayChart(n.firstNegative);
     table();
@@ -386,7 +389,14 @@
     draw();
   }
 
-  data.rotations.forEach((r, i) => byId("rotation").add(new Option(r.name, String(i))));
+  data.rotations.forEach((r, i) => {
+    byId("rotation").add(new Option(r.seen === null ? r.name : `${r.name} (see ${written(r.seen)} tokens)`, String(i)));
+    if (r.first === null) return;
+    // What was found when the page was written, where the model's own frequencies are these.
+    reset(i);
+    const made = invFreq();
+    if (made.every((w, k) => Math.abs(w - r.inv_freq[k]) <= 1e-12 * w)) keep(made.filter((w) => w > 0).join(), r.first.at);
+  });
   byId("which").hidden = data.rotations.length < 2;
   byId("rotation").addEventListener("change", (event) => { reset(Number(event.target.value)); redraw(); });
   byId("scaling").addEventListener("change", (event) => { state.scaling = event.target.value; redraw(); });
