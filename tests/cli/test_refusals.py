@@ -125,7 +125,7 @@ class TestArguments:
     def test_numbers_of_tokens(self, text, number):
         assert loading.tokens_argument(text) == number
 
-    @pytest.mark.parametrize("text", ["", "k", "1.5k", "many", "-16k", "١٦k", "9" * 40])
+    @pytest.mark.parametrize("text", ["", "k", "1.5k", "many", "-16k", "١٦k", "9" * 4400])
     def test_what_is_no_number_of_tokens(self, text):
         with pytest.raises(argparse.ArgumentTypeError, match="a number of tokens is 16384 or 16k"):
             loading.tokens_argument(text)

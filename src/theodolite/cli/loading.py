@@ -60,7 +60,7 @@ def load_within_memory(name: str, dtype: str, device: str | None, progress: Prog
 
 def tokens_argument(text: str) -> int:
     """A number of tokens: 16384, 16,384, 16k (times 1,024)."""
-    if not re.fullmatch(r"[0-9][0-9,_]{0,20}[kK]?", text):
+    if not re.fullmatch(r"[0-9][0-9,_]{,999}[kK]?", text):
         raise argparse.ArgumentTypeError(f"got {text!r:.60}; a number of tokens is 16384 or 16k")
     scale = 1024 if text[-1:].lower() == "k" else 1
     return int(text.rstrip("kK").replace(",", "").replace("_", "")) * scale

@@ -50,15 +50,16 @@ def write_rope_dict(rotary: Rotary) -> dict[str, Any]:
 
 
 def _scaling_keys(scaling: Scaling) -> dict[str, Any]:
+    # Factors as floats: older readers of transformers ask for them.
     if type(scaling) is Scaling:
         return {}
     if isinstance(scaling, Linear):
-        return {"factor": scaling.factor}
+        return {"factor": float(scaling.factor)}
     if isinstance(scaling, DynamicNTK):
-        return {"factor": scaling.factor}
+        return {"factor": float(scaling.factor)}
     if isinstance(scaling, Llama3):
-        names: tuple[str, ...] = ("factor", "low_freq_factor", "high_freq_factor", _L)
-        return {name: getattr(scaling, name) for name in names}
+        names = ("factor", "low_freq_factor", "high_freq_factor")
+        return {name: float(getattr(scaling, name)) for name in names} | {_L: scaling.original_max_position_embeddings}
     if isinstance(scaling, YaRN):
         return _yarn_keys(scaling)
     if isinstance(scaling, LongRoPE):
@@ -66,7 +67,7 @@ def _scaling_keys(scaling: Scaling) -> dict[str, Any]:
             "short_factor": list(scaling.short_factor),
             "long_factor": list(scaling.long_factor),
             # Without a factor readers would imply one from max_position_embeddings.
-            "factor": 1.0 if scaling.factor is None else scaling.factor,
+            "factor": 1.0 if scaling.factor is None else float(scaling.factor),
             _L: scaling.original_max_position_embeddings,
         }
         if scaling.attention_factor_given is not None:
@@ -78,7 +79,7 @@ def _scaling_keys(scaling: Scaling) -> dict[str, Any]:
 def _yarn_keys(scaling: YaRN) -> dict[str, Any]:
     if scaling.ramp != "index":
         raise PlanError("ramp", scaling.ramp, "every reader of a config takes the ramp in the pair's index")
-    keys: dict[str, Any] = {"factor": scaling.factor, _L: scaling.original_max_position_embeddings}
+    keys: dict[str, Any] = {"factor": float(scaling.factor), _L: scaling.original_max_position_embeddings}
     for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0), ("truncate", True)):
         if getattr(scaling, name) != default:
             keys[name] = getattr(scaling, name)
