@@ -102,7 +102,10 @@ def _inspect(verdict: Verdict, path: Path, *arguments: str) -> tuple[int | None,
         verdict.refusal = told.strip()
         _check_refusal(verdict, what, path, printed, told)
     elif status is not None:
-        if told or not printed or status not in (0, 1):
+        # What is wrong with a plan stands beside the settings that are printed of it.
+        marks = ("theodolite inspect: warning: ", "theodolite inspect: error: ")
+        warned = all(line.startswith(marks) and line.isprintable() for line in told.splitlines())
+        if not (warned and ("--for" in arguments or not told)) or not printed or status not in (0, 1):
             verdict.faults.append(f"{what}: status {status}, {len(printed)} characters, and told {told[:200]!r}")
         _check_printed(verdict, what, printed, is_json="--json" in arguments)
     return status, printed if status in (0, 1) else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -116,7 +117,9 @@ class TestJudge:
 
     def test_time_and_memory(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         def large(arguments: list[str]) -> int:
-            bytearray(2**25)
+            # Pages of its own: a long process has room to give without new ones.
+            with mmap.mmap(-1, 2**25) as pages:
+                pages.write(bytes(range(256)) * 2**17)
             print('{"layers": []}')
             return 0
 
