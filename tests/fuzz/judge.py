@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import json
 import math
@@ -113,6 +114,8 @@ def _inspect(verdict: Verdict, path: Path, *arguments: str) -> tuple[int | None,
 
 def _measured(verdict: Verdict, what: str, run: Callable[[], Any]) -> Any:
     """What a run returns, warnings being errors; None after an exception, which is a fault."""
+    # What a long process holds besides is not gone through by the collector for this run's sake.
+    gc.freeze()
     begun = time.process_time()
     try:
         with warnings.catch_warnings():
@@ -124,6 +127,7 @@ def _measured(verdict: Verdict, what: str, run: Callable[[], Any]) -> Any:
         where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
         verdict.faults.append(f"{what}: {type(error).__name__} at {where}: {str(error)[:200]}")
     seconds = time.process_time() - begun
+    gc.unfreeze()
     verdict.seconds = max(verdict.seconds, seconds)
     if seconds > MOST_SECONDS:
         verdict.faults.append(f"{what}: {seconds:.2f} s")

@@ -69,7 +69,7 @@ def require_known(text: str) -> None:
         if name.split(":")[0] not in (AS_SHIPPED, *_MAKERS, *MAPS, found.NAME):
             scalings, maps = ", ".join((AS_SHIPPED, *_MAKERS)), ", ".join(MAPS)
             allowed = (
-                f"allowed: {scalings}, each with a factor (yarn:2) if wanted; {maps}, each with settings "
+                f"allowed: {scalings}, each with a factor (yarn:2) if wanted; and {maps}, each with settings "
                 f"(self-extend:4:window=1024) if wanted; and what a search has found ({found.NAME}:DIR)"
             )
             raise PlanError("scaling", name, allowed)
