@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from theodolite.cli.answers import as_json, printable, quote, whole
-from theodolite.cli.loading import load_within_memory, loading_errors, require_packages
+from theodolite.cli.loading import add_machine, load_within_memory, loading_errors, require_packages
 
 if TYPE_CHECKING:
     from theodolite.ask.choice import Choice
@@ -80,10 +80,7 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn at a temperature above 0")
     parser.add_argument("--encoding", help="of text files that are not UTF-8")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each question")
-    parser.add_argument(
-        "--dtype", default="auto", help="bfloat16, float32, float16 (default: what the device is fast at)"
-    )
-    parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one)")
+    add_machine(parser)
     parser.set_defaults(run=run, errors=loading_errors, interrupted="interrupted")
 
 

@@ -7,7 +7,7 @@ import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from theodolite.cli.loading import loading_errors, require_device, require_packages
+from theodolite.cli.loading import add_device, loading_errors, require_device, require_packages
 
 if TYPE_CHECKING:
     from theodolite.conformance.load import Loaded
@@ -49,7 +49,7 @@ def add_parser(verbs: Any) -> None:
         help="float32, float64, bfloat16, float16: what it is loaded and checked in; the more exact, the more is seen "
         "(default: %(default)s)",
     )
-    parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one)")
+    add_device(parser)
     parser.set_defaults(run=run, errors=loading_errors, interrupted="interrupted")
 
 

@@ -83,8 +83,8 @@ def run(options: argparse.Namespace) -> int:
     _require_consistent(options)
     require_packages("an extension", "survey", "transformers", "rich")
     from theodolite.cli.progress import Progress
+    from theodolite.models.appearing import require_absent
     from theodolite.models.extend import extend_folder, extend_gguf
-    from theodolite.models.extend.folder import require_absent
     from theodolite.models.source import resolve
 
     source = resolve(options.model)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterable
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +22,38 @@ def loading_errors() -> tuple[type[BaseException], ...]:
     except ImportError:
         return told
     return (LoadError, *told)
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """The options for what a model is read in, and where."""
+    parser.add_argument(
+        "--dtype", default="auto", help="bfloat16, float32, float16 (default: what the device is fast at)"
+    )
+    add_device(parser)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """The option for where a model is run."""
+    parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one)")
+
+
+def require_places(texts: Iterable[str], out: Path) -> None:
+    """Raise, before a model is loaded, where a text cannot be read or results cannot be kept."""
+    from theodolite.survey.texts import read_text
+
+    for text in texts:
+        read_text(text)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out: {str(out)!r} is a file; give a folder")
+
+
+def require_room(loaded: LoadedModel, to: int, *, mapped: bool) -> None:
+    """Raise where the memory has no room for reading `to` tokens."""
+    from theodolite.survey.memory import require_memory, survey_bytes
+
+    needed = survey_bytes(loaded.model, loaded.plan, length=to, mapped=mapped)
+    shorter = "a shorter length (--to), another dtype, or another machine"
+    require_memory(needed, f"Reading {to:,} tokens", loaded.model.device, instead=shorter)
 
 
 def require_packages(what: str, extra: str, *packages: str) -> None:

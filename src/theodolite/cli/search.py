@@ -6,7 +6,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from theodolite.cli.loading import load_within_memory, loading_errors, require_device, require_packages, tokens_argument
+from theodolite.cli.loading import (
+    add_machine,
+    load_within_memory,
+    loading_errors,
+    require_device,
+    require_packages,
+    require_places,
+    require_room,
+    tokens_argument,
+)
 
 _EXAMPLES = """examples:
   theodolite search --to 16k                             the model and the book that come with the package
@@ -70,10 +79,7 @@ def add_parser(verbs: Any) -> None:
         help="named scalings to beat, as a survey takes them (default: YaRN and NTK at several factors)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the optimiser (default: %(default)s)")
-    parser.add_argument(
-        "--dtype", default="auto", help="bfloat16, float32, float16 (default: what the device is fast at)"
-    )
-    parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one)")
+    add_machine(parser)
     parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="folder of results (default: search-MODEL)")
     parser.set_defaults(run=run, errors=loading_errors, interrupted="interrupted; the same command goes on from here")
 
@@ -87,9 +93,7 @@ def run(options: argparse.Namespace) -> int:
     from theodolite.report.search_table import print_places, render_search
     from theodolite.search import Settings, search
     from theodolite.search.settings import checked_length
-    from theodolite.survey.memory import require_memory, survey_bytes
     from theodolite.survey.scalings import require_known
-    from theodolite.survey.texts import read_text
 
     require_device(options.device)
     source = resolve(options.model)
@@ -107,16 +111,11 @@ def run(options: argparse.Namespace) -> int:
     # What can be told without the model is told before it is loaded.
     if settings.against is not None:
         require_known(settings.against)
-    for text in settings.texts:
-        read_text(text)
-    if settings.out.exists() and not settings.out.is_dir():
-        raise ValueError(f"out: {str(settings.out)!r} is a file; give a folder")
+    require_places(settings.texts, settings.out)
     with Progress() as progress:
         loaded = load_within_memory(options.model, options.dtype, options.device, progress)
         checked_length(settings, loaded.plan)
-        needed = survey_bytes(loaded.model, loaded.plan, length=settings.to, mapped=False)
-        shorter = "a shorter length (--to), another dtype, or another machine"
-        require_memory(needed, f"Reading {settings.to:,} tokens", loaded.model.device, instead=shorter)
+        require_room(loaded, settings.to, mapped=False)
         progress.finished(f"{loaded.name}: searching to {settings.to:,} tokens, results in {settings.out}")
         result = search(loaded, settings, progress)
         picture = draw_search(result, settings.out)

@@ -6,7 +6,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from theodolite.cli.loading import load_within_memory, loading_errors, require_device, require_packages, tokens_argument
+from theodolite.cli.loading import (
+    add_machine,
+    load_within_memory,
+    loading_errors,
+    require_device,
+    require_packages,
+    require_places,
+    require_room,
+    tokens_argument,
+)
 
 _EXAMPLES = """examples:
   theodolite survey                                      the model and the book that come with the package
@@ -66,10 +75,7 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument("--passkey", action="store_true", help="also hide a number in the text and ask for it (slow)")
     parser.add_argument("--no-far", action="store_true", help="leave out the far reach, to 4 x the trained length")
-    parser.add_argument(
-        "--dtype", default="auto", help="bfloat16, float32, float16 (default: what the device is fast at)"
-    )
-    parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one)")
+    add_machine(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of results (default: survey-MODEL)")
     parser.set_defaults(run=run, errors=loading_errors, interrupted="interrupted; the same command goes on from here")
 
@@ -81,10 +87,8 @@ def run(options: argparse.Namespace) -> int:
     from theodolite.models.source import resolve
     from theodolite.report import page, pictures, terminal
     from theodolite.survey import Settings, survey
-    from theodolite.survey.memory import require_memory, survey_bytes
     from theodolite.survey.scalings import names_map, require_known
     from theodolite.survey.settings import checked_length
-    from theodolite.survey.texts import read_text
 
     require_device(options.device)
     source = resolve(options.model)
@@ -100,16 +104,11 @@ def run(options: argparse.Namespace) -> int:
     )
     # What can be told without the model is told before it is loaded.
     require_known(settings.scalings)
-    for text in settings.texts:
-        read_text(text)
-    if settings.out.exists() and not settings.out.is_dir():
-        raise ValueError(f"out: {str(settings.out)!r} is a file; give a folder")
+    require_places(settings.texts, settings.out)
     with Progress() as progress:
         loaded = load_within_memory(options.model, options.dtype, options.device, progress)
         to = checked_length(settings, loaded.plan)
-        needed = survey_bytes(loaded.model, loaded.plan, length=to, mapped=names_map(settings.scalings))
-        shorter = "a shorter length (--to), another dtype, or another machine"
-        require_memory(needed, f"Reading {to:,} tokens", loaded.model.device, instead=shorter)
+        require_room(loaded, to, mapped=names_map(settings.scalings))
         progress.finished(f"{loaded.name}: surveying to {to:,} tokens, results in {settings.out}")
         summary = survey(loaded, settings, progress)
     drawn = pictures.draw(summary, settings.out)

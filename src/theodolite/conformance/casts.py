@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from theodolite.conformance.subject import Subject
 from theodolite.conformance.tables import ladder, look, rows_of, why_no_tables
-from theodolite.conformance.verdict import Verdict, skipped
+from theodolite.conformance.verdict import Verdict, exact, skipped
 from theodolite.conformance.watch import Seen, angles_of
 
 CAST, META, AUTOCAST = "cast and back", "meta init", "autocast"
@@ -24,9 +24,7 @@ def cast(subject: Subject) -> Verdict:
     """`.to(bfloat16)` and back: the rounding of weights is the user's choice, that of frequencies is not."""
     held = _holders(subject.model)
     if not held:
-        return Verdict(
-            name=CAST, outcome="pass", message="no module holds positions in a buffer", deviation=0.0, tolerance=0.0
-        )
+        return exact(CAST, "no module holds positions in a buffer")
     before = _told(subject)
     with _restored(held):
         for module in held:
@@ -34,13 +32,7 @@ def cast(subject: Subject) -> Verdict:
         after = _told(subject)
     apart, position = _apart(before, after)
     if apart == 0.0:
-        return Verdict(
-            name=CAST,
-            outcome="pass",
-            deviation=0.0,
-            tolerance=0.0,
-            message=f"buffers of {', '.join(_names(held))} give the same after .to(bfloat16) and back",
-        )
+        return exact(CAST, f"buffers of {', '.join(_names(held))} give the same after .to(bfloat16) and back")
     return Verdict(
         name=CAST,
         outcome="note",
@@ -59,9 +51,7 @@ def meta(subject: Subject) -> Verdict:
     """Initialised on the meta device, `to_empty`, weights loaded: buffers that no file holds are what memory held."""
     held = _holders(subject.model)
     if not held:
-        return Verdict(
-            name=META, outcome="pass", message="no module holds positions in a buffer", deviation=0.0, tolerance=0.0
-        )
+        return exact(META, "no module holds positions in a buffer")
     before = _told(subject)
     with _restored(held), torch.no_grad():
         for module in held:
@@ -76,13 +66,7 @@ def meta(subject: Subject) -> Verdict:
             _fill_again(subject, module)
         repaired = _apart(before, _told(subject))[0] == 0.0
     if lost == 0.0:
-        return Verdict(
-            name=META,
-            outcome="pass",
-            deviation=0.0,
-            tolerance=0.0,
-            message="tables are the same after meta initialisation, to_empty and loading",
-        )
+        return exact(META, "tables are the same after meta initialisation, to_empty and loading")
     cure = "load with from_pretrained"
     if why_no_tables(subject) is None:
         cure += ", or theodolite.patch(model, plan) after the weights"
@@ -112,13 +96,7 @@ def autocast(subject: Subject) -> Verdict:
         inside = look(subject, positions)
     worst, at = _tables_apart(subject, outside, inside, positions)
     if worst == 0.0:
-        return Verdict(
-            name=AUTOCAST,
-            outcome="pass",
-            deviation=0.0,
-            tolerance=0.0,
-            message="cos and sin are the same to the bit under autocast to bfloat16",
-        )
+        return exact(AUTOCAST, "cos and sin are the same to the bit under autocast to bfloat16")
     # A table that comes out in bfloat16 is rounded once.
     rounding = 2.0**-8
     words = "cos and sin are rounded to bfloat16" if worst <= rounding else "angles are computed in bfloat16"

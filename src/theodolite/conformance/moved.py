@@ -9,7 +9,7 @@ from torch import Tensor
 
 from theodolite.conformance.subject import Subject
 from theodolite.conformance.tables import read_tables, rows_of, why_no_tables
-from theodolite.conformance.verdict import Cause, Verdict, skipped
+from theodolite.conformance.verdict import Cause, Verdict, exact, skipped
 from theodolite.models.errors import first_line
 from theodolite.plan import LayerPlan
 from theodolite.plan.layer_json import attends
@@ -192,7 +192,7 @@ def history(subject: Subject) -> Verdict:
             return _history_failed(subject, start, apart)
     starts = ", ".join(f"{start:,}" for start, _ in calls)
     message = f"{len(calls)} calls, at positions {starts} and once more, agree to the bit"
-    return Verdict(name=HISTORY, outcome="pass", message=message, deviation=0.0, tolerance=0.0)
+    return exact(HISTORY, message)
 
 
 def _history_failed(subject: Subject, start: int, apart: float) -> Verdict:

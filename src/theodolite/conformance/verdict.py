@@ -99,6 +99,11 @@ def judged(
     )
 
 
+def exact(name: str, message: str) -> Verdict:
+    """A pass where the two that were compared are the same to the bit."""
+    return Verdict(name=name, outcome="pass", message=message, deviation=0.0, tolerance=0.0)
+
+
 def skipped(name: str, why: str) -> Verdict:
     """A check that was not asked, and why."""
     return Verdict(name=name, outcome="skip", message=why)

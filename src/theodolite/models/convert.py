@@ -12,11 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from theodolite.encodings.layout import Heads, Layout, Part, attention_sites, convert_rows, row_moves
+from theodolite.models.appearing import appearing, appearing_file
 from theodolite.models.detect import Detection, detect_in, given_heads
 from theodolite.models.errors import LoadError
 from theodolite.models.layer_heads import LayerHeads, find_config, layer_of, read_raw
 from theodolite.models.layout_card import remark
-from theodolite.models.rewritten import beside, require_new, whole_file, whole_folder, write_moved
+from theodolite.models.rewritten import beside, require_new, write_moved
 from theodolite.models.tensor_files import TensorFile, require_readable, tensor_files
 from theodolite.plan.pair_layout import FILE as PAIR_LAYOUT
 from theodolite.plan.pair_layout import read_layout, write_layout
@@ -101,10 +102,10 @@ def convert_layout(
         return conversion
     tell = progress or (lambda line: None)
     if source.is_file():
-        with whole_file(out) as partial:
+        with appearing_file(out) as partial:
             write_moved(files[0], partial, moves)
         return conversion
-    with whole_folder(out) as folder:
+    with appearing(out) as folder:
         for name in others:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, folder / name)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -82,32 +79,3 @@ def beside(source: Path, files: Sequence[TensorFile]) -> tuple[tuple[str, ...], 
         if len(copied) + len(left) > _MOST_FILES:
             raise LoadError(f"{source} has more than {_MOST_FILES:,} files; give a folder with a checkpoint alone")
     return tuple(copied), tuple(left)
-
-
-@contextmanager
-def whole_folder(out: Path) -> Iterator[Path]:
-    """A folder that gets the name `out` when the block ends well, and else is gone."""
-    scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        yield scratch
-        umask = os.umask(0)
-        os.umask(umask)
-        scratch.chmod(0o777 & ~umask)
-        if out.exists():
-            raise ValueError(f"out: {str(out)!r} has appeared meanwhile")
-        scratch.rename(out)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-@contextmanager
-def whole_file(out: Path) -> Iterator[Path]:
-    """A file that gets the name `out` when the block ends well, and else is gone."""
-    scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        yield scratch / out.name
-        if out.exists():
-            raise ValueError(f"out: {str(out)!r} has appeared meanwhile")
-        (scratch / out.name).rename(out)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -9,9 +9,9 @@ from typing import Any
 from theodolite.report.files import needs, write_whole
 from theodolite.report.panels import heading, length_axis, log_axis, mark_trained, percent_axis, title
 from theodolite.report.style import INK, MUTED, colour, drawing, words
+from theodolite.survey.found import FOUND
 
 FILE = "search.png"
-FOUND = "found"
 _FOUND_COLOUR = "#c2185b"
 _SPACES = {"yarn": "#7fb2d6", "pairs": "#d6a27f"}
 _WIDE, _HIGH, _DPI = 12.6, 4.6, 150

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from theodolite.report.figures import plain
 from theodolite.report.files import needs
+from theodolite.survey.found import FOUND
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-FOUND = "found"
 
 
 def render_search(result: dict[str, Any], console: Console) -> None:

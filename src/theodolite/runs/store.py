@@ -158,6 +158,12 @@ def _digest(data: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def write_json(path: Path, data: Any) -> None:
+    """Write plain data whole or not at all, the same data as the same bytes."""
+    text = json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` with a path beside `path`, then rename: the file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)

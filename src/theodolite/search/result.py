@@ -16,12 +16,9 @@ from theodolite.search.searched import Searched, Trial
 from theodolite.search.settings import Settings
 from theodolite.search.trials import SHORT_WEIGHT
 from theodolite.survey.apply import settings_of
-from theodolite.survey.found import NAME, SCHEMA, recorded
+from theodolite.survey.found import FOUND, NAME, SCHEMA, recorded
 from theodolite.survey.scalings import Candidate
 from theodolite.survey.texts import Document
-
-FOUND = "found"
-"""The winner's name among those that were confirmed."""
 
 NO_COPYING = (
     "this model does not continue passages even from near by, inside its trained length, so what is searched for says "

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from theodolite.models.load import LoadedModel
 from theodolite.plan import ModelPlan, PlanError
-from theodolite.runs import Store, write_atomically
+from theodolite.runs import Store, write_json
 from theodolite.search.confirm import Confirmed, lengths_to_confirm, read_in_full
 from theodolite.search.optimise import walk
 from theodolite.search.pair_space import PairSpace
@@ -20,13 +18,11 @@ from theodolite.search.space import Space
 from theodolite.search.spaces import spaces
 from theodolite.search.trials import Measure, Trials, Unsaid, require_finite
 from theodolite.survey.bench import Bench, Listener, positions_digest
-from theodolite.survey.found import FILE
-from theodolite.survey.instruments import Instruments
-from theodolite.survey.reach import Spread, spread_groups
+from theodolite.survey.found import FILE, FOUND
+from theodolite.survey.reach import Spread
 from theodolite.survey.scalings import Candidate, default_factor, parse_scalings
 from theodolite.survey.settings import Settings as SurveySettings
 from theodolite.survey.texts import read_documents
-from theodolite.survey.verdict import copying_threshold, mean_accuracy
 
 _CHUNK, _PASSAGES = 256, 2
 _YARN_SHARE = 0.4
@@ -61,12 +57,7 @@ def search(loaded: LoadedModel, settings: Settings, listener: Listener) -> dict[
         bench = Bench(loaded, store, listener)
         found = _Search(bench, settings, texts, trained).run(have, lack)
         result = summarize(loaded, settings, found)
-        text = json.dumps(result, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
-
-        def write(path: Path) -> None:
-            path.write_text(text, encoding="utf-8")
-
-        write_atomically(settings.out / FILE, write)
+        write_json(settings.out / FILE, result)
     return result
 
 
@@ -76,7 +67,8 @@ class _Search:
         self.listener, self.shipped, self.to = bench.listener, bench.loaded.plan, settings.to
         quiet = Bench(bench.loaded, bench.store, Unsaid(bench.listener))
         spread = Spread(tokens=settings.read, chunk=min(_CHUNK, self.to // 8), passages=_PASSAGES)
-        self.measure = Trials(quiet, spread, to=self.to, trained=trained)
+        form = SurveySettings(out=settings.out, to=self.to, spread=spread)
+        self.measure = Trials(quiet, self.shipped, form, to=self.to)
         self.trials: list[Trial] = []
         self.short = 0.0
 
@@ -124,10 +116,7 @@ class _Search:
 
     def _copies(self) -> bool:
         """Whether the model continues passages from near by at all: what one that does not is measured by is noise."""
-        settings = SurveySettings(out=self.settings.out, to=self.to, spread=self.measure.spread)
-        instruments = Instruments(self.measure.bench, self.shipped, [self.texts.search], settings, self.to)
-        guessed = mean_accuracy(instruments.guesses(spread_groups(self.measure.spread, self.to)))
-        copies = copying_threshold(instruments.near(), guessed) is not None
+        copies = self.measure.instruments((self.texts.search,)).threshold() is not None
         if not copies:
             self.listener.finished(f"warning: {NO_COPYING}")
         return copies
@@ -192,7 +181,7 @@ class _Search:
 
     def _confirm(self, winner: Trial, rivals: list[Trial], lengths: list[int]) -> dict[str, Confirmed]:
         found = {}
-        for name, trial in (("found", winner), *((rival.name, rival) for rival in rivals)):
+        for name, trial in ((FOUND, winner), *((rival.name, rival) for rival in rivals)):
             short = self.measure.short_text(trial.plan, self.texts.confirm, name)
             read = read_in_full(self.bench, trial.plan, self.texts.confirm, lengths, name, short)
             found[name] = read

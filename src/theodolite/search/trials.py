@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from theodolite.plan import ModelPlan
 from theodolite.survey.bench import Bench, Cells, Measured
-from theodolite.survey.instruments import mean_cells
+from theodolite.survey.instruments import Instruments
 from theodolite.survey.passes import full_pass
-from theodolite.survey.reach import Spread, spread_reach
+from theodolite.survey.scalings import Candidate
+from theodolite.survey.settings import Settings
 from theodolite.survey.texts import Document, tokens_digest
 
 SHORT_WEIGHT = 20.0
@@ -39,24 +40,28 @@ class Trials:
     """Measures plans on documents by the cheap instruments, each once: what the store has is not measured again.
 
     Args:
-        spread: the form of the copying instrument.
+        shipped: the model's own plan.
+        settings: of a survey; its spread is the form of the copying instrument.
         to: the length (tokens) over which passages are copied.
-        trained: the trained length (tokens).
     """
 
-    def __init__(self, bench: Bench, spread: Spread, *, to: int, trained: int) -> None:
-        self.bench, self.spread, self.to = bench, spread, to
-        self.short = min(_SHORT, trained // 4)
+    def __init__(self, bench: Bench, shipped: ModelPlan, settings: Settings, *, to: int) -> None:
+        assert shipped.max_position_embeddings is not None
+        self.bench, self.shipped, self.settings, self.to = bench, shipped, settings, to
+        self.short = min(_SHORT, shipped.max_position_embeddings // 4)
+
+    def instruments(self, documents: tuple[Document, ...]) -> Instruments:
+        """Those of a survey, over these documents."""
+        return Instruments(self.bench, self.shipped, list(documents), self.settings, self.to)
 
     @property
     def work(self) -> float:
         """The work of one plan on one document, as the bench counts it."""
-        return self.bench.reading(self.spread.tokens) + _SHORTS * self.bench.reading(self.short)
+        return self.bench.reading(self.settings.spread.tokens) + _SHORTS * self.bench.reading(self.short)
 
     def measure(self, plan: ModelPlan, documents: tuple[Document, ...], what: str) -> Measure:
         """Copying and short text of a plan, over all documents."""
-        settled = plan.at_length(self.to)
-        cells = mean_cells([self._copying(settled, document, what) for document in documents])
+        cells = self.instruments(documents).spread(Candidate(name=what, plan=plan))
         return Measure(
             copying=float(np.mean([cell["nll"] for cell in cells])),
             accuracy=float(np.mean([cell["accuracy"] for cell in cells])),
@@ -69,18 +74,6 @@ class Trials:
         settled = plan.at_length(self.short)
         rows = [self._short(settled, text, what) for document in documents for text in self._shorts(document)]
         return float(np.mean(np.concatenate(rows), dtype=np.float64))
-
-    def _copying(self, plan: ModelPlan, document: Document, what: str) -> Measured:
-        return self.bench.measure(
-            f"reach of {what}",
-            {"instrument": "spread reach", "length": self.to, **asdict(self.spread)},
-            plan,
-            document,
-            self.bench.reading(self.spread.tokens),
-            lambda model, tokens, _: Measured(
-                cells=spread_reach(model, plan, tokens, length=self.to, spread=self.spread)
-            ),
-        )
 
     def _short(self, plan: ModelPlan, text: Document, what: str) -> Any:
         return self.bench.measure(

@@ -16,6 +16,8 @@ NAME = "search"
 """`search:DIR` names what the search in the folder DIR has found."""
 FILE = "search.json"
 SCHEMA = "theodolite.search/1"
+FOUND = "found"
+"""The name, among those that were confirmed, of what was found."""
 
 _SCALINGS: dict[str, type[Scaling]] = {kind.rope_type: kind for kind in (YaRN, LongRoPE)}
 _LARGEST_FILE = 64_000_000
@@ -100,7 +102,7 @@ def read_confirmation(folder: str) -> Confirmation:
     told, name = read_result(folder), f"{NAME}:{folder}"
     try:
         details, confirmed = told["model_details"], told["confirmed"]
-        names = ("found", *told["rivals"])
+        names = (FOUND, *told["rivals"])
         recall = {
             int(entry["length"]): {one: float(entry["recall"][one]) for one in names} for entry in confirmed["lengths"]
         }

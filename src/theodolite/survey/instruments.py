@@ -15,10 +15,11 @@ from theodolite.survey.bench import Advance, Bench, Cells, Measured, positions_d
 from theodolite.survey.passages import LENGTH
 from theodolite.survey.passes import Nats, full_pass, recall_starts, truncated_window
 from theodolite.survey.passkey import passkey
-from theodolite.survey.reach import Spread, alone, far_reach, spread_reach
+from theodolite.survey.reach import Spread, alone, far_reach, spread_groups, spread_reach
 from theodolite.survey.scalings import AS_SHIPPED, Candidate
 from theodolite.survey.settings import Settings, checkpoints
 from theodolite.survey.texts import Document
+from theodolite.survey.verdict import copying_threshold, mean_accuracy
 
 _FAR_READ = 1024
 _FAR_PASSAGES = 6
@@ -85,6 +86,14 @@ class Instruments:
         plan = self.shipped.at_length(2 * self.far_read)
         shipped = Candidate(name=AS_SHIPPED, plan=self.shipped)
         return float(self._far(shipped, plan, [self.far_read])[0]["accuracy"])
+
+    def threshold(self) -> float | None:
+        """Accuracy from which a distance counts as reached, by what the shipped model copies from near by.
+
+        None for a model that does not copy even from there.
+        """
+        guessed = mean_accuracy(self.guesses(spread_groups(self.form, self.to)))
+        return copying_threshold(self.near(), guessed)
 
     def _far(self, candidate: Candidate, plan: ModelPlan, distances: list[int]) -> Cells:
         relative = candidate.relative

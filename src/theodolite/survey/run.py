@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from theodolite.models.load import LoadedModel
-from theodolite.runs import Store, write_atomically
+from theodolite.runs import Store, write_json
 from theodolite.survey import verdict
 from theodolite.survey.bench import Bench, Cells, Listener
 from theodolite.survey.instruments import Instruments
 from theodolite.survey.passes import Nats
-from theodolite.survey.reach import spread_groups
 from theodolite.survey.scalings import Candidate, parse_scalings
 from theodolite.survey.settings import DEFAULT_SCALINGS, Settings, checked_length
 from theodolite.survey.summary import Findings, summarize
@@ -40,12 +37,7 @@ def survey(loaded: LoadedModel, settings: Settings, listener: Listener) -> dict[
         bench = Bench(loaded, store, listener)
         instruments = Instruments(bench, loaded.plan, documents, settings, to)
         summary = summarize(instruments, candidates, _measure(instruments, candidates, settings))
-        text = json.dumps(summary, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
-
-        def write(path: Path) -> None:
-            path.write_text(text, encoding="utf-8")
-
-        write_atomically(settings.out / "summary.json", write)
+        write_json(settings.out / "summary.json", summary)
     return summary
 
 
@@ -81,7 +73,7 @@ def _measure(instruments: Instruments, candidates: list[Candidate], settings: Se
     return Findings(
         spread=spread,
         far=far,
-        threshold=_threshold(instruments),
+        threshold=instruments.threshold(),
         read=read,
         window=window,
         short=short,
@@ -93,12 +85,6 @@ def _best(candidates: list[Candidate], spread: dict[str, Cells], passes: int) ->
     """The model as shipped, and those others that copy best over all distances."""
     others = sorted(candidates[1:], key=lambda candidate: -verdict.mean_accuracy(spread[candidate.name]))
     return [candidates[0], *others[:passes]]
-
-
-def _threshold(instruments: Instruments) -> float | None:
-    """Accuracy from which a distance counts as reached, by what the shipped model copies from near by."""
-    guessed = verdict.mean_accuracy(instruments.guesses(spread_groups(instruments.form, instruments.to)))
-    return verdict.copying_threshold(instruments.near(), guessed)
 
 
 def _line(cells: Cells) -> str:

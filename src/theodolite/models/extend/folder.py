@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from theodolite.models.appearing import appearing, umask
 from theodolite.models.errors import LoadError
 from theodolite.models.extend.card import Card, write_card
 from theodolite.models.extend.configs import (
@@ -154,13 +154,7 @@ def _place(file: Path, target: Path, copy: bool) -> bool:
 def _make_readable(file: Path) -> None:
     # In another user's cache the permissions are theirs to give.
     with suppress(OSError):
-        file.chmod(0o666 & ~_umask())
-
-
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
+        file.chmod(0o666 & ~umask())
 
 
 def _about(card: Card, written: Written, legacy: bool, original_card: bool) -> str:
@@ -186,42 +180,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=True) + "\n", encoding="utf-8")
 
 
-@contextmanager
-def appearing(out: Path) -> Iterator[Path]:
-    """A folder beside `out` to write into; it becomes `out` when the block ends, and is gone if it fails.
-
-    Raises:
-        FileExistsError: `out` is there.
-        OSError: it cannot be made.
-    """
-    require_absent(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        yield scratch
-        for path in scratch.rglob("*"):
-            if path.is_file():
-                flush(path)
-        scratch.chmod(0o777 & ~_umask())
-        require_absent(out)
-        scratch.rename(out)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def require_absent(out: Path) -> None:
-    """Raise where something has the name of what is to be written."""
-    if os.path.lexists(out):
-        raise FileExistsError(f"out: {str(out)!r} is there already; give a name that is not, or delete it")
-
-
 def require_outside(out: Path, folder: Path) -> None:
     """Raise where something would be written into the folder that it is made from."""
     if folder.resolve() in out.resolve().parents:
         raise ValueError(f"out: {str(out)!r} is inside {str(folder)!r}, which is not changed; give another place")
-
-
-def flush(path: Path) -> None:
-    """Have a file's bytes on the disk before its name is."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from theodolite.models.appearing import flush, require_absent
 from theodolite.models.extend.card import Card, write_card
-from theodolite.models.extend.folder import Written, flush, require_absent
+from theodolite.models.extend.folder import Written
 from theodolite.models.extend.gguf_copy import copy_changed
 from theodolite.plan.gguf import read_file, read_keys
 from theodolite.plan.gguf_writing import changes_for, require_says
