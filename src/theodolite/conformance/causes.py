@@ -126,8 +126,7 @@ def _positions(table: Table, rotary: Rotary, others: Others) -> Cause | None:
             f"every position past {int(given[off][0]):,} gets the row of {int(given[off][0]):,}: the table ends there"
         )
         return Cause(words=words, reference=wrapped)
-    lengths = set(apart)
-    if len(lengths) >= 1 and all(step < 0 for step in lengths):
+    if all(step < 0 for step in apart):
         return Cause(words="positions past the end of the table start again", reference=wrapped)
     return Cause(words="rows are those of other positions", reference=wrapped)
 

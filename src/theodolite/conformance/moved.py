@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from theodolite.conformance.subject import Subject
-from theodolite.conformance.tables import read_tables, rows_of, why_no_tables
+from theodolite.conformance.tables import failed_tables, read_tables, rows_of, why_no_tables
 from theodolite.conformance.verdict import Cause, Verdict, exact, skipped
 from theodolite.models.errors import first_line
 from theodolite.plan import LayerPlan
@@ -117,17 +117,7 @@ def past(subject: Subject) -> Verdict:
             end = stated + subject.ids.shape[1]
             read = read_tables(subject, rows_of([0, 1, start, stated - 1, stated, stated + 1, end, 2 * stated]))
             if read.fault is not None:
-                fault = read.fault
-                return Verdict(
-                    name=PAST,
-                    outcome="fail",
-                    message=f"layer {fault.layer}: {fault.words}",
-                    deviation=fault.deviation,
-                    tolerance=fault.tolerance,
-                    starts_at=fault.position,
-                    cause=fault.cause.words if fault.cause else None,
-                    reference=fault.cause.reference if fault.cause else None,
-                )
+                return failed_tables(PAST, read.fault)
         what = f"{subject.ids.shape[1]} tokens from position {start:,}"
         if subject.not_shift_invariant is None and subject.original is None:
             return _shifted(subject, PAST, start, what)

@@ -15,7 +15,7 @@ from theodolite.plan.families import family_of
 from theodolite.plan.families.family import WIDEST, flag, get, whole
 from theodolite.plan.huggingface import read_config
 from theodolite.plan.huggingface.reading import text_part
-from theodolite.plan.json_object import parse_object
+from theodolite.plan.json_object import read_object
 from theodolite.plan.params import is_params, read_params
 
 _LARGEST_CONFIG = 2**26
@@ -108,9 +108,7 @@ def read_raw(file: Path) -> dict[str, Any]:
         LoadError: it cannot be read as one.
     """
     try:
-        if file.stat().st_size > _LARGEST_CONFIG:
-            raise ValueError(f"it is larger than {_LARGEST_CONFIG:,} bytes")
-        return parse_object(file.read_bytes())
+        return read_object(file, largest=_LARGEST_CONFIG)
     except (OSError, ValueError) as error:
         raise LoadError(f"{file} cannot be read: {error}") from None
 

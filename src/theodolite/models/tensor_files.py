@@ -12,16 +12,13 @@ import torch
 from torch import Tensor
 
 from theodolite.models.errors import LoadError
+from theodolite.models.safetensors_header import MOST_VALUES, is_shape, read_header
 from theodolite.models.source import safetensors_files
 from theodolite.plan.json_object import parse_object
 
 INDEX = "model.safetensors.index.json"
 """Says which file of several has which tensor."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-# As for counting parameters: the largest models have some hundred kilobytes in each file.
-_LARGEST_HEADER = 2**25
-_MOST_VALUES = 2**21
-_MOST_DIMENSIONS = 32
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E5M2": torch.float8_e5m2,
     "F8_E4M3": torch.float8_e4m3fn, "I16": torch.int16, "U16": torch.uint16, "F16": torch.float16,
@@ -130,7 +127,7 @@ def is_stale(index: Path, names: Collection[str]) -> bool:
 
 def _weight_map(index: Path) -> dict[str, Any]:
     try:
-        named = parse_object(index.read_bytes(), most=_MOST_VALUES).get("weight_map")
+        named = parse_object(index.read_bytes(), most=MOST_VALUES).get("weight_map")
     except (OSError, ValueError):
         # Where it matters, it has been read before.
         return {}
@@ -153,17 +150,13 @@ def read_tensor_file(path: Path) -> TensorFile:
         LoadError: as `tensor_files`.
     """
     try:
+        tensors, data = read_header(path)
         size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(_LARGEST_HEADER, size - 8):
-                raise ValueError("its header is longer than it, or than is allowed")
-            tensors = parse_object(file.read(length), most=_MOST_VALUES)
-        entries = sorted(_entries(path, tensors, 8 + length), key=lambda entry: (entry.begin, entry.end))
-        _require_whole(entries, 8 + length, size)
+        entries = sorted(_entries(path, tensors, data), key=lambda entry: (entry.begin, entry.end))
+        _require_whole(entries, data, size)
     except (OSError, ValueError) as error:
         raise LoadError(f"{path} cannot be read as a safetensors file: {error}") from None
-    return TensorFile(path, 8 + length, size, tuple(entries))
+    return TensorFile(path, data, size, tuple(entries))
 
 
 def _entries(path: Path, tensors: dict[str, Any], data: int) -> Iterator[Entry]:
@@ -172,7 +165,7 @@ def _entries(path: Path, tensors: dict[str, Any], data: int) -> Iterator[Entry]:
             continue
         said = said if isinstance(said, dict) else {}
         dtype, shape, place = said.get("dtype"), said.get("shape"), said.get("data_offsets")
-        if not isinstance(dtype, str) or not isinstance(shape, list) or not _is_shape(shape):
+        if not isinstance(dtype, str) or not is_shape(shape):
             raise ValueError(f"its header gives {name!r:.80} no dtype or no shape")
         if not (isinstance(place, list) and len(place) == 2 and all(type(at) is int and at >= 0 for at in place)):
             raise ValueError(f"its header gives {name!r:.80} no place")
@@ -191,7 +184,3 @@ def _require_whole(entries: list[Entry], data: int, size: int) -> None:
         at = entry.end
     if at != size:
         raise ValueError(f"its tensors end at byte {at}, and it has {size}")
-
-
-def _is_shape(shape: list[Any]) -> bool:
-    return len(shape) <= _MOST_DIMENSIONS and all(type(size) is int and 0 <= size < 1 << 63 for size in shape)

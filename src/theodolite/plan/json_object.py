@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 DEEPEST = 32
@@ -28,6 +29,18 @@ def parse_object(data: bytes, *, most: int = MOST_VALUES) -> dict[str, Any]:
     if not fits(found):
         raise ValueError(f"it is nested deeper than {DEEPEST}")
     return found
+
+
+def read_object(path: Path, *, largest: int, most: int = MOST_VALUES) -> dict[str, Any]:
+    """The object that a file of at most `largest` bytes holds.
+
+    Raises:
+        ValueError: it is larger, or as `parse_object`.
+        OSError: it cannot be read.
+    """
+    if path.stat().st_size > largest:
+        raise ValueError(f"it is larger than {largest:,} bytes")
+    return parse_object(path.read_bytes(), most=most)
 
 
 def holds_more(data: bytes, most: int = MOST_VALUES) -> bool:

@@ -9,7 +9,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from theodolite.plan.json_object import parse_object
+from theodolite.plan.json_object import read_object
 from theodolite.plan.model import ModelPlan
 
 FILE = "pair_layout.json"
@@ -32,9 +32,7 @@ def read_layout(folder: Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        if path.stat().st_size > _LARGEST:
-            raise ValueError("it is too large")
-        layout = parse_object(path.read_bytes()).get("layout")
+        layout = read_object(path, largest=_LARGEST).get("layout")
     except ValueError as error:
         raise ValueError(f"{path}: it cannot be read: {error}") from None
     if layout not in _LAYOUTS:

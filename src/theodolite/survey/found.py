@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from theodolite.plan import LongRoPE, ModelPlan, PlanError, Rotary, Scaling, YaRN
-from theodolite.plan.json_object import parse_object
+from theodolite.plan.json_object import read_object
 
 NAME = "search"
 """`search:DIR` names what the search in the folder DIR has found."""
@@ -57,9 +57,7 @@ def read_result(folder: str) -> dict[str, Any]:
     """
     path, name = Path(folder) / FILE, f"{NAME}:{folder}"
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise ValueError("it is too large for one")
-        told = parse_object(path.read_bytes())
+        told = read_object(path, largest=_LARGEST_FILE)
     except (OSError, ValueError) as error:
         raise PlanError("scaling", name, f"{path} cannot be read as a result of a search: {error}") from None
     if told.get("schema") != SCHEMA:
