@@ -27,6 +27,7 @@ ROOMS = (
     "survey",
     "search",
     "compare",
+    "advise",
     "ask",
     "report",
     "cli",

@@ -14,7 +14,7 @@ from theodolite.conformance.turned import cause_of_turning, scores, turned
 from theodolite.conformance.turnings import Turning
 from theodolite.conformance.verdict import Cause, Verdict, skipped
 from theodolite.conformance.watch import Angles, Seen, angles_of, rotation_functions
-from theodolite.models.decoder import head_dim
+from theodolite.models.parts import head_dim
 from theodolite.plan import Rotary
 
 ROTATION, SCALE = "rotation", "score scale"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from theodolite.models.decoder import Decoder, find_decoder
+from theodolite.models.parts import Decoder, find_decoder
 from theodolite.plan import ModelPlan
 
 TOKENS = 48

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.conformance.turnings import Turning, looked_at, patched_turn
-from theodolite.models.decoder import Decoder
+from theodolite.models.parts import Decoder
 from theodolite.models.rotation import Dispatcher, LayerRotation
 
 _BIASES = ("alibi", "position_bias")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from theodolite.models.decoder import Decoder, head_dim
+from theodolite.models.parts import Decoder, head_dim
 from theodolite.plan import LayerPlan, ModelPlan
 from theodolite.plan.huggingface import read_config
 
