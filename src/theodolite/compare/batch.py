@@ -40,6 +40,10 @@ class Data(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def nested(self) -> bool:
+        """Whether the first n tokens of a longer row of the test are a row of n tokens, as in text."""
+
+    @property
     def identity(self) -> Mapping[str, Any]:
         """All that the batches depend on, as plain data."""
 

@@ -95,9 +95,21 @@ class Store:
             return None
         return Finished(result=entry["result"], array=np.load(io.BytesIO(content), allow_pickle=False))
 
-    def put(self, cell: Cell, result: Result, *, array: NDArray[np.float32] | None = None, **notes: Any) -> Finished:
-        """Write a finished cell; `notes` (its seconds, say) stand beside the result and are not part of it."""
-        found = self.get(cell)
+    def put(
+        self,
+        cell: Cell,
+        result: Result,
+        *,
+        array: NDArray[np.float32] | None = None,
+        again: bool = False,
+        **notes: Any,
+    ) -> Finished:
+        """Write a finished cell; `notes` (its seconds, say) stand beside the result and are not part of it.
+
+        Args:
+            again: take the place of a result that is there already, since what belonged to it is gone.
+        """
+        found = None if again else self.get(cell)
         if found is not None:
             return found
         # What a later run reads back is what this run goes on with, and what the digest is of.
