@@ -26,7 +26,7 @@ $(VENV)/survey.stamp: $(SOURCES)
 	@touch $@
 
 # All at once, since each installation compiles.
-$(VENV)/test.stamp: EXTRAS := ask,search,test,lint
+$(VENV)/test.stamp: EXTRAS := ask,compare,search,test,lint
 $(VENV)/test.stamp: $(SOURCES)
 	$(install)
 	@touch $(VENV)/survey.stamp $@

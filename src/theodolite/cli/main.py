@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import theodolite
-from theodolite.cli import ask, check, convert, detect, extend, info, inspect, search, show, survey
+from theodolite.cli import ask, check, compare, convert, detect, extend, info, inspect, search, show, survey
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check.add_parser(verbs)
     survey.add_parser(verbs)
     search.add_parser(verbs)
+    compare.add_parser(verbs)
     extend.add_parser(verbs)
     convert.add_parser(verbs)
     detect.add_parser(verbs)

@@ -12,9 +12,10 @@ class Progress:
 
     Args:
         stderr: write to the standard error, where the standard output is for results.
+        quiet: write nothing, as where another process of the same run writes.
     """
 
-    def __init__(self, *, stderr: bool = False) -> None:
+    def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
         try:
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -23,7 +24,7 @@ class Progress:
             raise ImportError(
                 "progress is shown by rich, which is not installed: pip install 'theodolite[survey]'"
             ) from error
-        self.console: Any = Console(stderr=stderr)
+        self.console: Any = Console(stderr=stderr, quiet=quiet)
         self._begun = time.monotonic()
         columns = (
             BarColumn(bar_width=24),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -24,19 +24,23 @@ def losses(
     *,
     rows: int,
     length: int,
+    read: int | None = None,
     device: torch.device | str = "cpu",
-    advance: Callable[[int], None] = lambda rows: None,
 ) -> Floats:
-    """The loss (nats) of each token of the test, (rows, length): one pass.
+    """The loss (nats) of each token of the test, (rows, read): one pass.
 
     What a causal model says of the first n tokens of a row does not depend on those behind them, so the means of its
     columns are those of windows of every length up to this one.
+
+    Args:
+        length: of the test's rows.
+        read: how many of their tokens are read, all by default.
     """
+    read = length if read is None else read
     found = []
     for start, count in _parts(rows, length):
         batch = data.test_batch(start, rows=count, length=length)
-        found.append(_nll(model, batch.ids, batch.targets, batch.positions, device))
-        advance(count)
+        found.append(_nll(model, batch.ids[:, :read], batch.targets[:, :read], batch.positions[:read], device))
     return np.concatenate(found)
 
 
@@ -78,9 +82,10 @@ def answers(
     rows: int,
     length: int,
     device: torch.device | str = "cpu",
-    advance: Callable[[int], None] = lambda rows: None,
 ) -> Floats:
-    """How each row of a test at `length` tokens was answered, (rows, 2): the share right, and the mean loss (nats).
+    """How each row of a test at `length` tokens was answered, (rows, 3).
+
+    The share that is right, whether all is (0 or 1), and the mean loss (nats).
 
     A token is right when it is the likeliest of all, given the right tokens before it.
     """
@@ -88,7 +93,6 @@ def answers(
     for start, count in _parts(rows, length):
         batch = data.test_batch(start, rows=count, length=length)
         found.append(_answered(model, batch, device))
-        advance(count)
     return np.concatenate(found)
 
 
@@ -101,7 +105,7 @@ def _answered(model: nn.Module, batch: Batch, device: torch.device | str) -> Flo
     right = ((logits.argmax(dim=-1) == targets) & asked).sum(dim=1) / each
     nll = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
     mean = nll.view_as(targets).sum(dim=1) / each
-    return torch.stack([right, mean], dim=1).float().cpu().numpy()
+    return torch.stack([right, (right == 1).float(), mean], dim=1).float().cpu().numpy()
 
 
 @torch.inference_mode()

@@ -29,6 +29,8 @@ DEFINITIONS = {
     "gain": "loss of those last tokens read with the training length before them, less their loss with all: above 0 "
     "where what is far helps, below where it harms",
     "right": "share of the asked tokens that are the likeliest of all, given the right ones before them",
+    "exact": "share of the rows in which all that is asked is right",
+    "loss": "of the asked tokens (nats)",
     "interval": "where the mean over all seeds lies with 95 %, by Student's t over the seeds that were tried",
     "difference": "the first policy less the second at equal seeds (weights, batches and rows in common): of a loss, "
     "the first is better below 0",
@@ -70,11 +72,13 @@ class _Figures:
 
     def __init__(self, settings: Settings, measured: Measured, *, nested: bool) -> None:
         self.settings, self.measured = settings, measured
-        of_text, of_tasks = (
-            {"window": self._window, "sliding": self._sliding},
-            {"right": self._right, "loss": self._asked},
-        )
-        self.measures: dict[str, Callable[[str, int], BySeed]] = of_text if nested else of_tasks
+        of_text: dict[str, Callable[[str, int], BySeed]] = {"window": self._window, "sliding": self._sliding}
+        of_tasks: dict[str, Callable[[str, int], BySeed]] = {
+            "right": self._right,
+            "exact": self._exact,
+            "loss": self._asked,
+        }
+        self.measures = of_text if nested else of_tasks
 
     def quality(self, names: list[str]) -> list[dict[str, Any]]:
         return [
@@ -136,8 +140,11 @@ class _Figures:
     def _right(self, name: str, length: int) -> BySeed:
         return self._answers(name, length, 0)
 
-    def _asked(self, name: str, length: int) -> BySeed:
+    def _exact(self, name: str, length: int) -> BySeed:
         return self._answers(name, length, 1)
+
+    def _asked(self, name: str, length: int) -> BySeed:
+        return self._answers(name, length, 2)
 
     def _answers(self, name: str, length: int, column: int) -> BySeed:
         return {

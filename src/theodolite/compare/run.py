@@ -49,7 +49,7 @@ class Measured:
         runs: the trainings, by policy and seed.
         losses: of nested tests, (rows, S), by policy and seed.
         near: the same tokens read with the training length alone, end by end (`read_near`).
-        answers: of tasks, (rows, 2), by policy, seed and length.
+        answers: of tasks, (rows, 3), by policy, seed and length.
     """
 
     runs: dict[tuple[str, int], Run] = field(default_factory=dict)

@@ -67,7 +67,7 @@ class Frequencies:
     @property
     def identity(self) -> dict[str, Any]:
         inv_freq = [[float(f) for f in rotary.inv_freq()] for rotary in self.plan.rotaries]
-        factors = [rotary.attention_factor for rotary in self.plan.rotaries]
+        factors = [rotary.attention_factor() for rotary in self.plan.rotaries]
         relative = None if self.relative is None else record(self.relative)
         return {"inv_freq": inv_freq, "attention_factor": factors, "relative": relative}
 
@@ -157,13 +157,13 @@ class Stand:
     def read(self, run: Run, frequencies: Frequencies | None = None) -> Floats:
         """The loss of each token of the test, (rows, S); S is the longest that the policy can read."""
         stop = run.spec.longest(self.settings.training.length)
-        length = self.settings.longest if stop is None else min(stop, self.settings.longest)
-        cell = self._test("losses", run, frequencies, length=length, rows=self.settings.rows)
+        longest, rows = self.settings.longest, self.settings.rows
+        given = {"rows": rows, "length": longest, "read": longest if stop is None else min(stop, longest)}
+        cell = self._test("losses", run, frequencies, **given)
 
         def measure() -> tuple[dict[str, Any], Floats]:
             model = self._loaded(run, frequencies)
-            found = losses(model, self.data, rows=self.settings.rows, length=length, device=self.accelerator.device)
-            return {"rows": self.settings.rows, "length": length}, found
+            return {}, losses(model, self.data, device=self.accelerator.device, **given)
 
         return self._array(self._once(cell, measure))
 
@@ -186,7 +186,7 @@ class Stand:
         return self._array(self._once(cell, measure))
 
     def answer(self, run: Run, length: int, frequencies: Frequencies | None = None) -> Floats:
-        """How each row of the task was answered at a length: (rows, 2), the share right and the loss."""
+        """How each row of the task was answered at a length: (rows, 3), as `answers` has it."""
         cell = self._test("answers", run, frequencies, length=length, rows=self.settings.rows)
 
         def measure() -> tuple[dict[str, Any], Floats]:

@@ -83,6 +83,8 @@ class Trained:
 
 _UNTIMED = 3
 _POINTS = 100
+# What batches differ by is a few tenths of a nat at the most.
+_RISEN = 0.5
 
 
 def train(
@@ -175,7 +177,7 @@ def _loss(model: nn.Module, batch: Batch, accelerator: Accelerator) -> Tensor:
 
 
 def _grown(curve: list[tuple[int, float]]) -> str | None:
-    """Why a curve that ends where it began, or above, is no training."""
-    if len(curve) > 1 and curve[-1][1] > curve[0][1]:
+    """Why a curve that ends well above where it began is no training."""
+    if curve[-1:] and curve[-1][1] > curve[0][1] + _RISEN:
         return f"the loss rose from {curve[0][1]:.3f} to {curve[-1][1]:.3f}"
     return None

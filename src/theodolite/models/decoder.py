@@ -155,7 +155,8 @@ class Layer(nn.Module):
         self, x: Tensor, positions: Tensor, tables: SharedTables, visible: Tensor | None, cache: Cache | None
     ) -> Tensor:
         x = x + self.attention(self.attention_norm(x), positions, tables=tables, visible=visible, cache=cache)
-        return x + self.mlp(self.mlp_norm(x))
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
 
 
 class SwiGLU(nn.Module):

@@ -1,0 +1,253 @@
+"""Position policies by name: `rope`, `rope:theta=50000`, `rope+logn`, `sinusoidal:channels=0.5+rope:partial=0.5`,
+`rope@64/rope@64/nope`. docs/policies.md has the language and a table of the parts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from theodolite.compare.parts import PARTS, Host, Part
+from theodolite.encodings import Embed, Policy, Rotate
+from theodolite.plan import LayerPlan, Mask, ModelPlan, PlanError, Rotary
+from theodolite.plan.errors import is_number
+
+FIELD = "policy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """The modules of a policy: what is added to the embeddings, and one `Policy` a layer."""
+
+    embed: Embed | None
+    policies: list[Policy]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layer:
+    """What a name says of one layer: parts by name with all their settings, and a window (tokens)."""
+
+    parts: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
+    window: int | None
+
+    def of(self, place: str) -> list[tuple[Part, dict[str, Any]]]:
+        return [(PARTS[name], dict(settings)) for name, settings in self.parts if PARTS[name].place == place]
+
+    def has(self, name: str) -> bool:
+        return any(part == name for part, _ in self.parts)
+
+    @property
+    def mask(self) -> Mask:
+        return Mask(sliding_window=self.window, sinks=self.has("sinks"))
+
+    @property
+    def name(self) -> str:
+        named = "+".join(_named(PARTS[part], dict(settings)) for part, settings in self.parts)
+        return named if self.window is None else f"{named}@{self.window}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySpec:
+    """A policy by name; equal policies have equal names.
+
+    Args:
+        name: in its shortest form, parts in a fixed order, defaults left out.
+    """
+
+    name: str
+    layers: tuple[_Layer, ...] = field(repr=False)
+
+    def longest(self, length: int) -> int | None:
+        """The most tokens that it can read when trained at `length`; None for no limit."""
+        limits = [
+            part.longest(length, **settings)
+            for part, settings in self.layers[0].of("embed")
+            if part.longest is not None
+        ]
+        return min(limits, default=None)
+
+    def build(
+        self,
+        *,
+        hidden_size: int,
+        num_layers: int,
+        num_heads: int,
+        head_dim: int,
+        length: int,
+        plan: ModelPlan | None = None,
+    ) -> Places:
+        """Fresh modules for a model that is trained at `length` tokens; what is learned is each layer's own.
+
+        Args:
+            plan: as `plan` gives it with a scaling put on it: rotations are those of its layers.
+        """
+        host = Host(hidden_size=hidden_size, num_heads=num_heads, head_dim=head_dim, length=length)
+        embeds = self.layers[0].of("embed")
+        embed = None
+        for part, settings in embeds:
+            assert part.make is not None
+            embed = part.make(host, **settings)
+        policies = []
+        for i in range(num_layers):
+            layer = self._layer(i)
+            rotary = None if plan is None else plan.layers[i].rotate
+            policies.append(_policy(layer, host, rotary))
+        return Places(embed=embed, policies=policies)
+
+    def plan(self, *, num_layers: int, head_dim: int, length: int) -> ModelPlan | None:
+        """The plan of its rotations, to put a scaling on; None where it has none, or one that no scaling is for."""
+        layers = []
+        for i in range(num_layers):
+            layer = self._layer(i)
+            rotary = None
+            for part, settings in layer.of("rotate"):
+                if not part.scalable or layer.of("bias"):
+                    return None
+                assert part.rotary is not None
+                rotary = part.rotary(head_dim, **settings)
+            layers.append(LayerPlan(rotate=rotary, mask=layer.mask))
+        if not any(layer.rotate is not None for layer in layers):
+            return None
+        return ModelPlan(model_type=self.name, max_position_embeddings=length, layers=tuple(layers))
+
+    def _layer(self, index: int) -> _Layer:
+        return self.layers[index % len(self.layers)]
+
+
+def read_policy(name: str) -> PolicySpec:
+    """The policy of that name.
+
+    Raises:
+        PlanError: an unknown part or setting, a value out of range, parts that cannot stand together.
+    """
+    layers = tuple(_read_layer(name, text) for text in name.strip().split("/"))
+    embeds = {tuple(part for part in layer.parts if PARTS[part[0]].place == "embed") for layer in layers}
+    if len(embeds) > 1:
+        raise PlanError(FIELD, name, "what is added to the embeddings is the whole model's: say it alike in all layers")
+    while len(layers) > 1 and len(layers) % 2 == 0 and layers[: len(layers) // 2] == layers[len(layers) // 2 :]:
+        layers = layers[: len(layers) // 2]
+    if len(set(layers)) == 1:
+        layers = layers[:1]
+    spec = PolicySpec(name="/".join(layer.name for layer in layers), layers=layers)
+    # Settings are checked by what is made of them, for a model of any size.
+    try:
+        spec.build(hidden_size=64, num_layers=len(layers), num_heads=2, head_dim=32, length=64)
+    except PlanError as error:
+        raise PlanError(FIELD, name, f"{error.field}: {error.allowed}") from None
+    except (ValueError, TypeError) as error:
+        raise PlanError(FIELD, name, str(error)) from None
+    return spec
+
+
+def describe_parts() -> list[dict[str, Any]]:
+    """All parts, as docs/policies.md lists them: `name`, `place`, `settings` with their defaults, `what`, `source`."""
+    return [
+        {
+            "name": part.name,
+            "place": part.place,
+            "settings": dict(part.settings),
+            "what": part.what,
+            "source": part.source,
+        }
+        for part in PARTS.values()
+    ]
+
+
+def _policy(layer: _Layer, host: Host, rotary: Rotary | None) -> Policy:
+    rotate: Rotate | None = None
+    for part, settings in layer.of("rotate"):
+        assert part.rotary is not None
+        assert part.turn is not None
+        own = part.rotary(host.head_dim, **settings) if rotary is None else rotary
+        rotate = part.turn(own, host, **settings)
+    made: dict[str, Any] = {
+        place: [part.make(host, **settings) for part, settings in layer.of(place) if part.make is not None]
+        for place in ("bias", "scale")
+    }
+    scales = [part.score_scale(host, **settings) for part, settings in layer.of("bias") if part.score_scale is not None]
+    return Policy(
+        rotate=rotate,
+        bias=_one(made["bias"]),
+        scale=_one(made["scale"]),
+        score_scale=next((scale for scale in scales if scale is not None), None),
+        mask=layer.mask,
+    )
+
+
+def _one(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else parts or None
+
+
+def _read_layer(name: str, text: str) -> _Layer:
+    named, at, window = text.partition("@")
+    if at and not (window.isascii() and window.isdigit() and int(window) > 0):
+        raise PlanError(FIELD, name, f"{window!r} after @ is no window: give tokens, such as rope@64")
+    parts = dict(_read_part(name, part) for part in named.split("+"))
+    if len(parts) < len(named.split("+")):
+        raise PlanError(FIELD, name, f"a part stands twice in {text!r}")
+    for place, kind in (("rotate", "rotations"), ("embed", "vectors for the embeddings")):
+        several = [part for part in parts if PARTS[part].place == place]
+        if len(several) > 1:
+            raise PlanError(FIELD, name, f"{' and '.join(several)} are both {kind}, of which a layer has one")
+    if len(parts) > 1:
+        parts.pop("nope", None)
+    order = list(PARTS)
+    return _Layer(
+        parts=tuple(sorted(parts.items(), key=lambda part: order.index(part[0]))), window=int(window) if at else None
+    )
+
+
+def _read_part(name: str, text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    kind, *given = (piece.strip() for piece in text.split(":"))
+    if kind not in PARTS:
+        raise PlanError(FIELD, name, f"no part is named {kind!r}; allowed: {', '.join(PARTS)}")
+    settings, said = dict(PARTS[kind].settings), set()
+    for i, piece in enumerate(given):
+        key, equals, value = piece.partition("=")
+        if not equals and i == 0 and settings:
+            key, value = next(iter(settings)), piece
+        if key not in settings:
+            raise PlanError(FIELD, name, f"{kind} has no setting {key!r}; {_allowed(settings)}")
+        if key in said:
+            raise PlanError(FIELD, name, f"{key!r} stands twice in {text!r}")
+        said.add(key)
+        settings[key] = _value(name, key, value, settings[key])
+    return kind, tuple(settings.items())
+
+
+def _allowed(settings: dict[str, Any]) -> str:
+    return "it has none" if not settings else "it has " + ", ".join(f"{k} ({_shown(v)})" for k, v in settings.items())
+
+
+def _value(name: str, key: str, text: str, usual: Any) -> Any:
+    """A value of the same type as the default."""
+    if isinstance(usual, str):
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(usual, bool):
+        if isinstance(value, bool):
+            return value
+        raise PlanError(FIELD, name, f"{key} is {text!r}; it must be true or false")
+    if not is_number(value) or value <= 0:
+        raise PlanError(FIELD, name, f"{key} is {text!r}; it must be a finite number above 0")
+    if isinstance(usual, int):
+        if value != int(value):
+            raise PlanError(FIELD, name, f"{key} is {text!r}; it must be a whole number")
+        return int(value)
+    return float(value)
+
+
+def _named(part: Part, settings: dict[str, Any]) -> str:
+    changed = [(key, value) for key, value in settings.items() if value != part.settings[key]]
+    return ":".join([part.name, *(f"{key}={_shown(value)}" for key, value in changed)])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+    return str(value)
