@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from theodolite.models.parts import Decoder, find_decoder, find_owner
 from theodolite.models.describe import why_not_rotary
 from theodolite.models.fit import check_layer, check_length, check_rest
 from theodolite.models.hooks import CheckRotation, PatchedForward, SelectRotation, remove_hooks
+from theodolite.models.parts import Decoder, find_decoder, find_owner
 from theodolite.models.rotation import install, release
 from theodolite.plan import ModelPlan
 

@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from theodolite.models.parts import find_decoder
 from theodolite.models.feed import FEED, NAME, TEMPERED, Attends, Feed, Prefix
 from theodolite.models.mapped import MappedFeed, bare
+from theodolite.models.parts import find_decoder
 from theodolite.models.patch import patched
 from theodolite.plan import ModelPlan
 from theodolite.positions.relative import RelativeMap

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 
 
@@ -36,3 +37,8 @@ def needs(package: str, purpose: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as missing:
         raise ImportError(f"{package} is needed {purpose}: pip install 'theodolite[survey]'") from missing
+
+
+def resource(name: str) -> str:
+    """A template, style sheet or script of the package."""
+    return files("theodolite.report").joinpath("templates", name).read_text(encoding="utf-8")

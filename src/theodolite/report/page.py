@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from theodolite.report.figures import (
     shipped,
     tokens,
 )
-from theodolite.report.files import needs, write_whole
+from theodolite.report.files import needs, resource, write_whole
 
 
 class Picture(NamedTuple):
@@ -66,10 +65,10 @@ def write(summary: Summary, folder: str | Path) -> Path:
     # Every name comes from a file or a command line: all of it is escaped.
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["plain"] = plain
-    template = environment.from_string(_resource("report.html.j2"))
+    template = environment.from_string(resource("report.html.j2"))
     html = template.render(
         summary=summary,
-        css=_resource("report.css"),
+        css=resource("report.css"),
         tokens=tokens,
         best=recommended(summary),
         best_name=tables.name_of(summary["recommendation"]["name"] or ""),
@@ -88,10 +87,6 @@ def write(summary: Summary, folder: str | Path) -> Path:
     )
     # A lone surrogate from a file name cannot be written in UTF-8; `plain` has replaced those that are shown.
     return write_whole(Path(folder) / "report.html", html.encode("utf-8", "replace"))
-
-
-def _resource(name: str) -> str:
-    return files("theodolite.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _facts(summary: Summary) -> list[Fact]:

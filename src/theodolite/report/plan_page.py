@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import fields
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from theodolite.plan.rotary import Rotary
 from theodolite.plan.scaling import Llama3, LongRoPE, Scaling, YaRN, YaRNByLength
 from theodolite.report.alibi_figure import alibi_figure
 from theodolite.report.figures import plain
-from theodolite.report.files import needs, write_whole
+from theodolite.report.files import needs, resource, write_whole
 from theodolite.report.inspection import lines, ranges
 
 if TYPE_CHECKING:
@@ -66,12 +65,12 @@ def page(opened: Opened, findings: Sequence[Finding]) -> str:
         from jinja2 import Environment, StrictUndefined
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["plain"] = plain
-    data, script = page_data(opened.plan), _resource("plan.js")
-    return environment.from_string(_resource("plan.html.j2")).render(
+    data, script = page_data(opened.plan), resource("plan.js")
+    return environment.from_string(resource("plan.html.j2")).render(
         name=opened.name,
         location=opened.location,
         told=describe(opened.plan),
-        css=_resource("report.css") + _resource("plan.css"),
+        css=resource("report.css") + resource("plan.css"),
         script=script,
         # The one script that may run: nothing that a name could smuggle in.
         script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -153,7 +152,3 @@ def _settings(own: Scaling, length: int) -> dict[str, Any]:
 
 def _fields(scaling: Scaling, names: Sequence[str]) -> dict[str, Any]:
     return {field.name: getattr(scaling, field.name) for field in fields(scaling) if field.name in names}
-
-
-def _resource(name: str) -> str:
-    return files("theodolite.report").joinpath("templates", name).read_text(encoding="utf-8")
