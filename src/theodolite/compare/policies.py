@@ -139,18 +139,13 @@ def read_policy(name: str) -> PolicySpec:
     return spec
 
 
-def describe_parts() -> list[dict[str, Any]]:
-    """All parts, as docs/policies.md lists them: `name`, `place`, `settings` with their defaults, `what`, `source`."""
-    return [
-        {
-            "name": part.name,
-            "place": part.place,
-            "settings": dict(part.settings),
-            "what": part.what,
-            "source": part.source,
-        }
-        for part in PARTS.values()
-    ]
+def parts_table() -> str:
+    """All parts as a Markdown table, which docs/policies.md has."""
+    rows = ["| part | place | settings | what it is | source |", "|---|---|---|---|---|"]
+    for part in PARTS.values():
+        settings = ", ".join(f"{key}={_shown(value)}" for key, value in part.settings.items())
+        rows.append(f"| `{part.name}` | {part.place} | {settings} | {part.what} | {part.source} |")
+    return "\n".join(rows)
 
 
 def _policy(layer: _Layer, host: Host, rotary: Rotary | None) -> Policy:

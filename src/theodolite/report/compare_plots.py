@@ -19,16 +19,8 @@ Figure = Any
 
 # After Okabe and Ito and Tol, which stay apart for colour-blind readers.
 _COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#b8588f",
-    "#c98a00",
-    "#7f5aa2",
-    "#3a9bd0",
-    "#a3423f",
-    "#5d7d2b",
-    "#626970",
+    *("#0072b2", "#d55e00", "#009e73", "#b8588f", "#c98a00"),
+    *("#7f5aa2", "#3a9bd0", "#a3423f", "#5d7d2b", "#626970"),
 )
 _MARKERS = "os^DvPX<>h"
 _DPI = 150
@@ -87,12 +79,12 @@ def by_cost(figure: Figure, result: Result) -> bool:
     if not at:
         return False
     speed, memory = figure.subplots(1, 2)
-    for axes, cost, label in (
-        (speed, lambda cell: cell["tokens_per_second"] / 1e3, "thousand tokens a second, in training"),
-        (memory, lambda cell: cell["kept_bytes"] / 2**20, "kept for the backward of a step, MiB"),
+    for axes, field, one, label in (
+        (speed, "tokens_per_second", 1e3, "thousand tokens a second, in training"),
+        (memory, "kept_bytes", 2**20, "kept for the backward of a step, MiB"),
     ):
         for name, found in at.items():
-            x, style = cost(cells[name]), _style(result, name)
+            x, style = cells[name][field] / one, _style(result, name)
             axes.plot([x], [found["mean"]], **style | {"linestyle": "none", "markersize": 8})
             axes.annotate(words(name, 18), (x, found["mean"]), xytext=(6, 4), textcoords="offset points", fontsize=8)
         axes.set_xlabel(label)

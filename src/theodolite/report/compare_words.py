@@ -39,7 +39,8 @@ def difference(result: Result, first: str, second: str, length: int, measure: st
         if (d["length"], d["measure"]) != (length, measure):
             continue
         if (d["policy"], d["against"]) == (first, second):
-            return d
+            found: dict[str, Any] = d
+            return found
         if (d["policy"], d["against"]) == (second, first):
             interval = d["interval"] and [-d["interval"][1], -d["interval"][0]]
             return {**d, "policy": first, "against": second, "mean": -d["mean"], "interval": interval}
@@ -73,11 +74,11 @@ def _at(result: Result, length: int, where: str) -> str:
             apart.append(f"{plain(name)} {_signed(result, d['mean'])} ({_between(result, d['interval'])})")
         else:
             alike.append(plain(name))
-    parts = [f"{where} {plain(best)} is best, {shown(result, found[best]['mean'])} {unit(result)}"]
+    parts = [f"{where}, {plain(best)} is best, {shown(result, found[best]['mean'])} {unit(result)}"]
     if alike:
-        parts.append(f"within noise of it: {', '.join(alike)}")
+        parts.append(f"within noise of that: {', '.join(alike)}")
     if apart:
-        parts.append(f"apart from it: {', '.join(apart)}")
+        parts.append(f"beyond noise: {', '.join(apart)}")
     return "; ".join(parts) + "."
 
 

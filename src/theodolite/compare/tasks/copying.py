@@ -45,7 +45,7 @@ class Copying:
         return 4
 
     def most(self) -> int | None:
-        return 2 * self.symbols + 3 if self.kind == "unique" else None
+        return 2 * self.symbols + 2 if self.kind == "unique" else None
 
     def rows(self, rng: np.random.Generator, rows: int, length: int, *, test: bool) -> tuple[Ids, Ids]:
         ids, targets = empty(rows, length + 1, _PADDING)

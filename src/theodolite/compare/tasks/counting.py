@@ -50,6 +50,9 @@ class Counting:
             for unit in units[row]:
                 if place >= length:
                     break
+                if place == length - 1:
+                    # So that no row asks nothing.
+                    unit = _ASK
                 ids[row, place] = unit
                 if unit == _ASK:
                     targets[row, place] = answer = _ZERO + min(count, self.highest)
