@@ -18,6 +18,8 @@ from theodolite.survey.texts import read_text, tokens_digest
 
 BYTES = "bytes"
 _HELD_OUT = 10
+# No word is longer (characters).
+_WORD = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,9 @@ class TextData:
 
 
 def _split(name: str, content: str) -> tuple[str, str]:
+    """What is trained on and what is tested, parted between words where there are any."""
     cut = len(content) - len(content) // _HELD_OUT
+    cut = next((i for i in range(cut, min(cut + _WORD, len(content))) if content[i].isspace()), cut)
     if not content[cut:].strip():
         raise ValueError(f"text: {name} has {len(content):,} characters; a tenth of them must be enough for a test")
     return content[:cut], content[cut:]
@@ -188,7 +192,10 @@ def _require_covered(tokenizer: Any, tokens: str, text: str, found: Any) -> None
     there = np.cumsum(covered)[:-1] > 0
     missing = [i for i in np.flatnonzero(~there) if not text[i].isspace()]
     if missing:
+        # What is left out moves the places of what follows, so characters are asked one by one.
+        left_out = (c for c in dict.fromkeys(text) if not c.isspace() and not tokenizer.encode(c).ids)
+        example = text[missing[0]] if unknown in found.ids else next(left_out, text[missing[0]])
         raise ValueError(
-            f"tokens: {tokens!r} lacks {len(missing):,} of {len(text):,} characters, such as {text[missing[0]]!r}; "
-            "give bytes or bpe:4096"
+            f"tokens: {tokens!r} lacks {len(missing):,} of {len(text):,} characters, such as {example!r}; give bytes "
+            "or bpe:4096"
         )
