@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from theodolite.cli.loading import loading_errors, require_packages, tokens_argument
+from theodolite.cli.loading import loading_errors, require_packages, require_places, tokens_argument
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -97,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
     data = _data(options)
     settings = _settings(options, data.name)
+    require_places((), settings.out)
     require_possible(settings, data)
     accelerator = _accelerator(options)
     with Progress(quiet=not accelerator.is_main_process) as progress:

@@ -17,7 +17,7 @@ from theodolite.compare.stand import Frequencies, Run, Stand
 from theodolite.plan import ModelPlan, PlanError
 from theodolite.runs import Store, write_json
 from theodolite.survey.bench import Listener
-from theodolite.survey.scalings import AS_SHIPPED, parse_scalings
+from theodolite.survey.scalings import AS_SHIPPED, parse_scalings, require_known
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -85,6 +85,8 @@ def require_possible(settings: Settings, data: Data) -> None:
     """Raise for what cannot be done, before any of it is begun."""
     length = settings.training.length
     data.require(length=length, longest=settings.longest, rows=settings.rows)
+    for names in (settings.scalings, settings.fine_tuned):
+        require_known(names)
     for spec in settings.specs:
         stop = spec.longest(length)
         if stop is not None and not data.nested and stop < settings.longest:
