@@ -114,6 +114,13 @@ class TestOnce:
             assert store.put({"b": 2, "a": 1}, {"value": 2}).result == {"value": 1}
         assert len(lines(tmp_path)) == 1
 
+    def test_what_lost_its_files_takes_its_own_place(self, tmp_path):
+        with Store(tmp_path) as store:
+            store.put({"a": 1}, {"value": 1})
+            assert store.put({"a": 1}, {"value": 2}, again=True).result == {"value": 2}
+        with Store(tmp_path) as store:
+            assert store.get({"a": 1}).result == {"value": 2}
+
     def test_what_is_returned_is_what_is_read_back(self, tmp_path):
         result = {"pair": (1, 2), "float": 0.1 + 0.2, "text": "论语 \u2028 \n", "none": None, 3: "number"}
         with Store(tmp_path) as store:
