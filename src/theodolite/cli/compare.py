@@ -56,7 +56,7 @@ def add_parser(verbs: Any) -> None:
     size.add_argument("--layers", type=int, metavar="N", help="layers (default: 3)")
     size.add_argument("--heads", type=int, metavar="N", help="heads (default: 4)")
     size.add_argument("--qk-norm", action="store_true", help="norm queries and keys")
-    size.add_argument("--steps", type=int, metavar="N", help="of training (default: 1500; with --quick 150)")
+    size.add_argument("--steps", type=int, metavar="N", help="of training (default: 1000; with --quick 150)")
     size.add_argument("--rows", type=int, metavar="N", help="a step, over all processes (default: 16)")
     size.add_argument("--lr", type=float, metavar="RATE", help="the highest learning rate (default: 0.003)")
     size.add_argument("--seeds", type=int, default=3, metavar="N", help="how many of each policy (default: 3)")
@@ -72,7 +72,7 @@ def add_parser(verbs: Any) -> None:
         "linear, ntk, yarn and maps of distances)",
     )
     test.add_argument(
-        "--fine-tune", type=int, metavar="STEPS", help="train rotary models on under scalings (default: 150; 0 for not)"
+        "--fine-tune", type=int, metavar="STEPS", help="train rotary models on under scalings (default: 100; 0 for not)"
     )
     machine = parser.add_argument_group("machine")
     machine.add_argument("--device", choices=("cpu", "cuda", "mps"), help="(default: the accelerator if there is one)")
@@ -133,9 +133,9 @@ def _settings(options: argparse.Namespace, name: str) -> Any:
     quick = options.quick
     size = {"hidden_size": options.hidden, "num_layers": options.layers, "num_heads": options.heads}
     training = {"length": options.length, "rows": options.rows, "steps": options.steps, "lr": options.lr}
-    usual = {"steps": 150 if quick else 1500}
+    usual = {"steps": 150 if quick else 1000}
     scalings = "linear,ntk" if quick else SCALINGS
-    tuning = 0 if quick else 150
+    tuning = 0 if quick else 100
     if options.seeds < 1:
         raise ValueError(f"--seeds: got {options.seeds}; give 1 at least, 3 for any claim")
     return Settings(

@@ -38,7 +38,7 @@ class Training:
 
     length: int = 128
     rows: int = 16
-    steps: int = 600
+    steps: int = 1000
     lr: float = 3e-3
     warmup: float = 0.05
     weight_decay: float = 0.1
