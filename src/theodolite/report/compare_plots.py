@@ -166,7 +166,7 @@ def _lengths(axes: Axes, result: Result) -> bool:
         lengths, means = [q["length"] for q in mine], [q["mean"] for q in mine]
         axes.errorbar(lengths, means, yerr=_halves(mine), **style, capsize=2)
         ends.append(End(lengths[-1], means[-1], name, style["color"]))
-        values += means
+        values += [end for q in mine for end in q["interval"] or (q["mean"],)]
     if not ends:
         return False
     doubling_axis(axes, result["lengths"][0], result["lengths"][-1], "tokens of a window (log scale)")
