@@ -56,6 +56,12 @@ class TestNames:
             ("rope/rope", "rope"),
             ("rope/nope/rope/nope", "rope/nope"),
             ("rope/nope/rope", "rope/nope/rope"),
+            ("rope/nope/rope/nope/rope/nope", "rope/nope"),
+            ("rope/rope/nope/rope/rope/nope/rope/rope/nope", "rope/rope/nope"),
+            ("rope:theta=1e16", "rope:theta=1e+16"),
+            ("rope:theta=1e+4+logn", "rope+logn"),
+            ("sinusoidal:scale=1e-7", "sinusoidal:scale=1e-07"),
+            ("rope@064", "rope@64"),
             ("rope+nope", "rope"),
             ("alibi@5", "alibi@5"),
             ("rope:partial=0.50", "rope:partial=0.5"),
@@ -63,7 +69,17 @@ class TestNames:
         ],
     )
     def test_is_brought_into_one_form(self, written, name):
-        assert read_policy(written).name == name
+        spec = read_policy(written)
+        assert spec.name == name
+        assert read_policy(name) == spec
+
+    @given(st.floats(min_value=1e-300, max_value=1e300), st.integers(1, 7))
+    @settings(max_examples=60, deadline=None)
+    def test_any_number_is_read_back(self, number, repeats):
+        spec = read_policy("/".join([f"sinusoidal:scale={number!r}+rope/sinusoidal:scale={number!r}"] * repeats))
+        assert dict(spec.layers[0].parts[0][1])["scale"] == number
+        assert len(spec.layers) == 2
+        assert read_policy(spec.name) == spec
 
     @pytest.mark.parametrize(
         ("name", "match"),
@@ -87,14 +103,34 @@ class TestNames:
             ("rope+rope", "a part stands twice"),
             ("rope@x", "'x' after @ is no window"),
             ("rope@0", "'0' after @ is no window"),
+            ("rope@+5", r"'\+5' after @ is no window"),
+            pytest.param("rope@" + "9" * 5000, "after @ is no window", id="a window of 5,000 digits"),
+            ("t5:buckets=1025:distance=9999", "buckets: at most 1,024"),
+            ("shaw:distance=1e30", "it must be a whole number of at most 65,536"),
             ("sinusoidal/rope", "say it alike in all layers"),
             ("kerple:kind=foo", "kind"),
             ("rope//nope", "no part is named ''"),
         ],
     )
     def test_refuses(self, name, match):
-        with pytest.raises(PlanError, match=match):
+        with pytest.raises(PlanError, match=match) as error:
             read_policy(name)
+        assert error.value.field == "policy"
+
+
+class TestSizes:
+    """What a model of some size cannot have is refused by the policy's name, whatever size the name was read for."""
+
+    def test_a_share_that_leaves_no_pair(self):
+        spec = read_policy("nope/rope:partial=0.05")
+        with pytest.raises(PlanError, match=r"'nope/rope:partial=0.05'; partial: a share of the 10 channels") as error:
+            spec.build(hidden_size=30, num_layers=2, num_heads=3, head_dim=10, length=16)
+        assert error.value.field == "policy"
+
+    def test_what_a_module_refuses(self):
+        with pytest.raises(PlanError, match=r"'logn'; train_length") as error:
+            read_policy("logn").build(hidden_size=30, num_layers=1, num_heads=3, head_dim=10, length=1)
+        assert error.value.field == "policy"
 
 
 class TestParts:
@@ -155,6 +191,32 @@ class TestBuilt:
         assert repr(places.policies[0].scale) == repr(LogN(16)) != repr(LogN(17))
         assert read_policy("learned").longest(16) == 16
         assert read_policy("rope").longest(16) is None
+
+    @pytest.mark.parametrize(
+        ("name", "place", "said"),
+        [
+            ("xpos:scale_base=77", "rotate", {"centre": 8.0, "scale_base": 77.0}),
+            ("fire:hidden=5", "bias", {"init_L": 16.0}),
+            ("cope:positions=9", "bias", {"max_positions": 9}),
+            ("shaw:distance=9", "bias", {"left": 9}),
+            ("deberta:distance=9", "bias", {"max_relative_positions": 9}),
+            ("learned:std=0.5", "embed", {"std": 0.5}),
+            ("sinusoidal:scale=3", "embed", {"strength": 3.0}),
+        ],
+    )
+    def test_settings_arrive(self, name, place, said):
+        places = read_policy(name).build(num_layers=1, **SIZE)
+        module = places.embed if place == "embed" else getattr(places.policies[0], place)
+        assert {key: getattr(module, key) for key in said} == said
+
+    def test_width_of_fire(self):
+        (policy,) = read_policy("fire:hidden=5").build(num_layers=1, **SIZE).policies
+        assert {tuple(parameter.shape) for parameter in policy.bias.mlp.parameters()} >= {(5, 1), (3, 5)}
+
+    def test_a_learned_scale(self):
+        embed = read_policy("sinusoidal:scale=3:learned=true").build(num_layers=1, **SIZE).embed
+        assert [parameter.tolist() for parameter in embed.parameters()] == [[3.0]]
+        assert not list(read_policy("sinusoidal:scale=3").build(num_layers=1, **SIZE).embed.parameters())
 
     @pytest.mark.parametrize(("name", "scale"), [("t5", 20**-0.5), ("t5:scaled=false", 1.0), ("alibi", None)])
     def test_score_scale(self, name, scale):

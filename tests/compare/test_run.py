@@ -251,6 +251,10 @@ class TestRefuses:
         with pytest.raises(PlanError, match=r"learned.*no positions past 8.*last is asked at 32"):
             require_possible(tiny(tmp_path), Last())
 
+    def test_a_part_too_narrow_for_the_heads(self, tmp_path):
+        with pytest.raises(PlanError, match="partial"):
+            require_possible(tiny(tmp_path, policies=("rope", "rope:partial=0.05")), Words())
+
     @pytest.mark.parametrize(
         ("given", "match"),
         [

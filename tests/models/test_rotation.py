@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.models.llama import modeling_llama
 
 from theodolite.encodings import RotaryEmbedding, rotary_tables
-from theodolite.models import decoder, patch, patched, rotation
+from theodolite.models import parts, patch, patched, rotation
 from theodolite.models.hooks import CheckRotation, SelectRotation
 from theodolite.models.rotation import Dispatcher, LayerRotation, PositionTables
 from theodolite.plan import Rotary
@@ -209,7 +209,7 @@ class TestUnknownForms:
 
     def test_no_function_is_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = tiny("llama")
-        monkeypatch.setattr(decoder, "_is_known", lambda function: False)
+        monkeypatch.setattr(parts, "_is_known", lambda function: False)
         with pytest.raises(ValueError, match="LlamaModel: its layers turn queries and keys by no function"):
             patch(model, own_plan(model))
         assert "forward" not in vars(model.model.rotary_emb)

@@ -101,9 +101,13 @@ def _sinusoidal(host: Host, scale: float, channels: float, learned: bool) -> Sin
 
 
 def _t5(host: Host, buckets: int, distance: int, scaled: bool) -> T5Bias:
+    if buckets > _MOST_BUCKETS:
+        raise PlanError("buckets", buckets, f"at most {_MOST_BUCKETS:,}")
     return T5Bias(host.num_heads, num_buckets=buckets, max_distance=distance, bidirectional=False)
 
 
+_MOST_BUCKETS = 1024
+"""Where buckets start is worked out in whole numbers, which grow with their count."""
 _THETA = {"theta": 10000.0}
 
 PARTS: dict[str, Part] = {

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +16,10 @@ from theodolite.plan import LayerPlan, Mask, ModelPlan, PlanError, Rotary
 from theodolite.plan.errors import is_number
 
 FIELD = "policy"
+_JOINS = re.compile(r"\+(?!\d)")
+"""A + between parts; one before a digit is that of an exponent."""
+_LARGEST = 65_536
+"""Whole numbers in settings are counts of what memory is kept for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +87,16 @@ class PolicySpec:
 
         Args:
             plan: as `plan` gives it with a scaling put on it: rotations are those of its layers.
+
+        Raises:
+            PlanError: settings that a model of this size cannot have.
         """
+        with _of_policy(self.name):
+            return self._build(hidden_size, num_layers, num_heads, head_dim, length, plan)
+
+    def _build(
+        self, hidden_size: int, num_layers: int, num_heads: int, head_dim: int, length: int, plan: ModelPlan | None
+    ) -> Places:
         host = Host(hidden_size=hidden_size, num_heads=num_heads, head_dim=head_dim, length=length)
         embeds = self.layers[0].of("embed")
         embed = None
@@ -124,19 +140,29 @@ def read_policy(name: str) -> PolicySpec:
     embeds = {tuple(part for part in layer.parts if PARTS[part[0]].place == "embed") for layer in layers}
     if len(embeds) > 1:
         raise PlanError(FIELD, name, "what is added to the embeddings is the whole model's: say it alike in all layers")
-    while len(layers) > 1 and len(layers) % 2 == 0 and layers[: len(layers) // 2] == layers[len(layers) // 2 :]:
-        layers = layers[: len(layers) // 2]
-    if len(set(layers)) == 1:
-        layers = layers[:1]
+    layers = _once(layers)
     spec = PolicySpec(name="/".join(layer.name for layer in layers), layers=layers)
     # Settings are checked by what is made of them, for a model of any size.
+    spec.build(hidden_size=64, num_layers=len(layers), num_heads=2, head_dim=32, length=64)
+    return spec
+
+
+@contextmanager
+def _of_policy(name: str) -> Iterator[None]:
+    """What a part refuses, as an error of the policy."""
     try:
-        spec.build(hidden_size=64, num_layers=len(layers), num_heads=2, head_dim=32, length=64)
+        yield
     except PlanError as error:
         raise PlanError(FIELD, name, f"{error.field}: {error.allowed}") from None
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise PlanError(FIELD, name, str(error)) from None
-    return spec
+
+
+def _once(layers: tuple[_Layer, ...]) -> tuple[_Layer, ...]:
+    """The shortest run of layers that gives these by repeating it."""
+    count = len(layers)
+    periods = (p for p in range(1, count + 1) if layers == layers[:p] * (count // p))
+    return layers[: next(periods)]
 
 
 def parts_table() -> str:
@@ -175,10 +201,11 @@ def _one(parts: list[Any]) -> Any:
 
 def _read_layer(name: str, text: str) -> _Layer:
     named, at, window = text.partition("@")
-    if at and not (window.isascii() and window.isdigit() and int(window) > 0):
+    if at and not re.fullmatch(r"0*[1-9][0-9]{0,12}", window):
         raise PlanError(FIELD, name, f"{window!r} after @ is no window: give tokens, such as rope@64")
-    parts = dict(_read_part(name, part) for part in named.split("+"))
-    if len(parts) < len(named.split("+")):
+    written = _JOINS.split(named)
+    parts = dict(_read_part(name, part) for part in written)
+    if len(parts) < len(written):
         raise PlanError(FIELD, name, f"a part stands twice in {text!r}")
     for place, kind in (("rotate", "rotations"), ("embed", "vectors for the embeddings")):
         several = [part for part in parts if PARTS[part].place == place]
@@ -229,8 +256,8 @@ def _value(name: str, key: str, text: str, usual: Any) -> Any:
     if not is_number(value) or value <= 0:
         raise PlanError(FIELD, name, f"{key} is {text!r}; it must be a finite number above 0")
     if isinstance(usual, int):
-        if value != int(value):
-            raise PlanError(FIELD, name, f"{key} is {text!r}; it must be a whole number")
+        if value != int(value) or value > _LARGEST:
+            raise PlanError(FIELD, name, f"{key} is {text!r}; it must be a whole number of at most {_LARGEST:,}")
         return int(value)
     return float(value)
 

@@ -87,7 +87,16 @@ def require_possible(settings: Settings, data: Data) -> None:
     data.require(length=length, longest=settings.longest, rows=settings.rows)
     for names in (settings.scalings, settings.fine_tuned):
         require_known(names)
+    size = settings.size
     for spec in settings.specs:
+        # A part may be too narrow for the heads, which nothing but making it tells.
+        spec.build(
+            hidden_size=size.hidden_size,
+            num_layers=size.num_layers,
+            num_heads=size.num_heads,
+            head_dim=size.head_dim,
+            length=length,
+        )
         stop = spec.longest(length)
         if stop is not None and not data.nested and stop < settings.longest:
             raise PlanError(

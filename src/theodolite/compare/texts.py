@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +50,10 @@ class TextData:
             tokens: "bytes"; "bpe:4096", a vocabulary that is trained on the training part; or a `tokenizer.json`.
 
         Raises:
-            ValueError: a text that cannot be read, or has tokens that the vocabulary lacks.
+            ValueError: no text, one that cannot be read, or one that has tokens that the vocabulary lacks.
         """
+        if not sources:
+            raise ValueError("text: none is given; give UTF-8 files, or books of the package such as moby-dick")
         texts = [read_text(source) for source in dict.fromkeys(sources)]
         parts = [_split(name, content) for name, content in texts]
         if tokens == BYTES:
@@ -146,12 +149,15 @@ def _vocabulary(tokens: str, training: list[str]) -> tuple[int, Any]:
     else:
         raise PlanError("tokens", tokens, "bytes, bpe:4096, or a tokenizer.json")
 
+    unknown = _unknown(tokenizer)
+
     def encode(text: str) -> Tensor:
         found = tokenizer.encode(text, add_special_tokens=False)
-        _require_covered(tokenizer, tokens, text, found)
+        _require_covered(tokenizer, tokens, text, found, unknown)
         return torch.tensor(found.ids, dtype=torch.int64)
 
-    return tokenizer.get_vocab_size(), encode
+    # Some vocabularies have gaps in their numbers, and every number needs a place.
+    return 1 + max(tokenizer.get_vocab().values(), default=-1), encode
 
 
 def _trained(tokenizers: Any, tokens: str, size: str, training: list[str]) -> Any:
@@ -180,11 +186,18 @@ def _opened(tokenizers: Any, path: str) -> Any:
     return tokenizer
 
 
-def _require_covered(tokenizer: Any, tokens: str, text: str, found: Any) -> None:
+def _unknown(tokenizer: Any) -> int | None:
+    """The token that stands for what is not in the vocabulary: Unigram has its number, and other models its text."""
+    model = json.loads(tokenizer.to_str())["model"]
+    number: int | None = model.get("unk_id")
+    if number is None and model.get("unk_token") is not None:
+        number = tokenizer.token_to_id(model["unk_token"])
+    return number
+
+
+def _require_covered(tokenizer: Any, tokens: str, text: str, found: Any, unknown: int | None) -> None:
     """Raise for characters that the vocabulary lacks: some tokenizers leave them out, some say "unknown"."""
     covered = np.zeros(len(text) + 1, np.int64)
-    unknown = getattr(tokenizer.model, "unk_token", None)
-    unknown = None if unknown is None else tokenizer.token_to_id(unknown)
     for token, (begin, end) in zip(found.ids, found.offsets, strict=True):
         if token != unknown:
             covered[begin] += 1

@@ -29,6 +29,9 @@ class FlipFlop:
 
     def __post_init__(self) -> None:
         require_between(0.0, 1.0, ignore=self.ignore, test=self.test)
+        # 1 and 1.0 are one probability, and should have one name; so should 0.0 and -0.0.
+        object.__setattr__(self, "ignore", abs(float(self.ignore)))
+        object.__setattr__(self, "test", abs(float(self.test)))
 
     @property
     def vocab_size(self) -> int:
