@@ -1,7 +1,8 @@
 """What the harness of `theodolite compare` adds to a bare training loop of the same model on the same batches.
 
 Both loops begin with equal weights and take turns, stretch by stretch, in one process; the weights that they end with
-must agree first. Setting up counts, a tenth of a second a training. A bare loop is the fewest lines that train: no accelerate, no curve, no check of the loss.
+must agree first. Setting up counts, a tenth of a second a training. A bare loop is the fewest lines that train: no
+accelerate, no curve, no check of the loss.
 
     python benchmarks/compare_cost.py [--steps 80] [--rounds 5]
 """
