@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.compare.conftest import own_accelerator  # noqa: F401
 from theodolite.cli.main import main
 
 TINY = ["--hidden", "16", "--layers", "1", "--heads", "2", "--length", "16", "--rows", "4", "--steps", "8"]
